@@ -266,13 +266,18 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wake(pid, timeout_s=30.0):
+def wake(pid):
     """Wakes up a process that stops itself, once it has: a SIGCONT that came before the SIGSTOP would be lost."""
+    wait_until_stopped(pid)
+    os.kill(pid, signal.SIGCONT)
+
+
+def wait_until_stopped(pid, timeout_s=30.0):
+    """Waits for a process that stops itself."""
     deadline = time.monotonic() + timeout_s
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < deadline, f"process {pid} has not stopped"
         time.sleep(0.005)
-    os.kill(pid, signal.SIGCONT)
 
 
 def at(op, act, *, once=False):

@@ -79,6 +79,16 @@ class Heartbeat:
         value = self._store.find(self._key(machine))
         return value is not None and _left(value)
 
+    def has_come_back(self, machine: str) -> bool:
+        """Asks the store whether a machine shows a sign of life since this one looked last, which `gone` knows only later.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        value = self._store.find(self._key(machine))
+        with self._lock:
+            return value is not None and not _left(value) and value != self._seen[machine][0]
+
     def heard(self, machine: str) -> None:
         """Counts another message of a machine as a sign of life."""
         with self._lock:
@@ -161,12 +171,13 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
-        now = time.monotonic()  # no later than the answers, which may be old where this machine is stopped in between
+        asked = time.monotonic()
         for number in range(1, self._store.add("ids", 0) + 1):
             if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
                 self._ids[number] = found  # else the machine has its number and has not set its id yet
         machines = list(dict.fromkeys(self._ids.values()))
         values = self._store.get_all([self._key(machine) for machine in machines])
+        now = time.monotonic()
         for machine, value in zip(machines, values, strict=True):
             with self._lock:
                 steps = int(value.partition(_STEPS)[2] or 0)
@@ -174,7 +185,8 @@ class Heartbeat:
                     self._seen[machine] = (value, now)
                 before, at = self._stepped.get(machine, (steps, -math.inf))
                 self._stepped[machine] = (steps, now if steps > before else at)
-        self._watched = now
+        # Where this machine was stopped in between, the answers may be old; what is new in them is no older than now.
+        self._watched = asked
 
     def _loop(self) -> None:
         count = 0

@@ -65,7 +65,7 @@ class Membership:
         least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
         patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step; at least
-            0.6 `lost_after_s`, in which steps are seen. One that trains comes after its next outer step.
+            0.6 `lost_after_s`, in which steps are seen, and less than `timeout`. One that trains comes after its next outer step.
         timeout: Progress deadline of the groups, of forming a group, and of the store's answers. Steps that machines make
             before they come are progress; so an outer step must take less than `patience_s` and this where others come.
         options: Options of the groups; the policy is not used.
@@ -101,10 +101,11 @@ class Membership:
         for name, value in (("lost_after_s", lost_after_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise ValueError(f"membership: {name}: expected a number above 0, got {value!r}")
-        if patience_s >= timeout.total_seconds():
-            raise ValueError(
-                f"membership: patience_s: expected less than the timeout, {timeout.total_seconds():.0f} s, got {patience_s!r}"
-            )
+        for name, waited_s in (("patience_s", patience_s), ("0.6 lost_after_s", 0.6 * lost_after_s)):
+            if waited_s >= timeout.total_seconds():
+                raise ValueError(
+                    f"membership: {name}: expected less than the timeout, {timeout.total_seconds():.0f} s, got {waited_s:g}"
+                )
         self.site = site
         # A rank of the site may wait for the others while its leader, or its own stripe, waits for another site.
         self.site_timeout = 2 * timeout
@@ -219,7 +220,8 @@ class Membership:
             The new group, connected.
 
         Raises:
-            TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained.
+            TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained;
+                or ten groups did not connect.
             ConnectionError: The store is lost.
             DistBackendError: A rank of this site was lost.
         """
@@ -227,8 +229,8 @@ class Membership:
         with self._ending_on(DistBackendError, ConnectionError):
             for _ in range(_ATTEMPTS):
                 number, machines = self._enter()
-                if not self._site.told(lambda: self._rounds.all_connect(number, machines)):  # noqa: B023
-                    failed = "one that is gone"
+                if absent := self._site.told(lambda: self._rounds.absent(number, machines)):  # noqa: B023
+                    failed = f"{absent} that do not connect"
                     continue
                 try:
                     formed = self._connected(number, machines, stripes)
@@ -239,7 +241,9 @@ class Membership:
                 self._formed = formed
                 logger.info("membership: group %d: %s", number, ", ".join(machines))
                 return formed
-        raise TimeoutError(f"membership: expected one of {_ATTEMPTS} groups to connect, the last of which got: {failed}")
+        raise TimeoutError(
+            f"membership: expected one of {_ATTEMPTS} groups to connect, the last of which got: {failed}"
+        )
 
     def count_step(self) -> None:
         """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""

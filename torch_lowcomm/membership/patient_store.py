@@ -58,6 +58,11 @@ class PatientStore:
         self.sent_bytes += 2 * len(key)
         return self.ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
 
+    def has_all(self, keys: list[str]) -> bool:
+        """Whether all of these keys are set, in one call."""
+        self.sent_bytes += sum(map(len, keys))
+        return self.ask(lambda: self._store.check(keys))
+
     def get_all(self, keys: list[str]) -> list[str]:
         """Returns the values of keys, all of them set, in one call."""
         self.sent_bytes += sum(map(len, keys))

@@ -51,7 +51,7 @@ class Rounds:
         self._store, self._id, self._beat = store, machine_id, beat
         self._least, self._timeout_s = least, timeout_s
         self._patience_s = max(patience_s, 3 * beat.interval_s)
-        self._grouped = 0  # the last round that was closed with this machine in it
+        self._grouped = 0  # the last round whose machines were to connect, this one among them
         self._entry: _Entry | None = None
 
     def enter(self, wait_s: float) -> tuple[int, list[str]] | None:
@@ -65,14 +65,12 @@ class Rounds:
 
         Raises:
             TimeoutError: No round has closed in time; the message has the machines that are there.
-            ConnectionError: The store is lost, or another process has this machine's place.
+            ConnectionError: The store is lost or too slow, or another process has this machine's place.
         """
         until = time.monotonic() + wait_s
         try:
             while time.monotonic() < until:
-                if not self._beat.is_current():  # it was stopped, and another process may have its id by now
-                    time.sleep(_POLL_S)
-                    continue
+                self._wait_until_current()
                 entry = self._entry = self._entry or self._take_place()
                 members = self._members(entry.number) or self._close_or_give_up(entry)
                 if members is None:
@@ -81,7 +79,6 @@ class Rounds:
                     continue
                 self._entry = None
                 if self._id in members:
-                    self._grouped = entry.number
                     return entry.number, members
                 # else the round was closed while this machine entered
         except BaseException:
@@ -91,41 +88,50 @@ class Rounds:
             raise
         return None
 
-    def all_connect(self, number: int, members: list[str]) -> bool:
+    def absent(self, number: int, members: list[str]) -> list[str]:
         """Says that this machine will connect to the others of a closed round, and waits for the word for all of them.
 
-        A machine may have died, or lost a rank, since it entered; those that connect to it wait for the whole time-out. So
-        they connect if all have said that they will, and nobody does once one is seen to be gone. Machines may see that at
-        different times: the first word at the store counts.
+        A machine may have died since it entered; those that connect to it wait for the whole time-out. So they connect once all
+        have said that they will, and nobody does if one is seen to be gone before. Machines may see that at different times:
+        the first word at the store counts.
 
         Args:
             number: The round's.
             members: The ids in it.
 
         Returns:
-            Whether all connect; not so where one is gone, or has not said that it will within the time-out.
+            Who is gone, or has not said that it connects within the time-out. None of them: all connect. Else nobody does.
 
         Raises:
-            ConnectionError: The store is lost.
+            ConnectionError: The store is lost, or another process has this machine's place.
         """
+        key = f"{number}/absent"
+        self._wait_until_current()
+        self._store.set(f"{number}/ready/{self._id}", "")
         until = time.monotonic() + self._timeout_s
-        key, ready = f"{number}/absent", f"{number}/ready"
-        self._store.set(f"{ready}/{self._id}", "")
-        if self._store.add(ready, 1) == len(members):
-            self._store.set_first(key, "[]")
         while (word := self._store.find(key)) is None:
-            again, _ = self._look(number + 1)  # those that died, and came back under their ids
-            absent = set(again.values()) | self._beat.gone() if self._beat.is_current() else set()
-            absent &= set(members)
-            if time.monotonic() > until:
-                absent |= {machine for machine in members if self._store.find(f"{ready}/{machine}") is None}
-            if absent:
-                self._store.set_first(key, json.dumps(sorted(absent)))
-            else:
+            absent = self._absent(number, members, late=time.monotonic() > until)
+            if absent is None:
                 time.sleep(_POLL_S)
-        if absent := json.loads(word):
+            else:
+                self._store.set_first(key, json.dumps(absent))
+            self._wait_until_current()
+        absent = json.loads(word)
+        if absent:
             logger.warning("membership: group %d: %s do not connect, forming another", number, absent)
-        return not absent
+        else:
+            self._grouped = number
+        return absent
+
+    def _absent(self, number: int, members: list[str], *, late: bool) -> list[str] | None:
+        """Returns who of a closed round does not connect, which may be nobody; None where that is not known yet."""
+        ready = {machine: f"{number}/ready/{machine}" for machine in members}
+        if self._store.has_all(list(ready.values())):
+            return []
+        again, _ = self._look(number + 1)  # those that died, and came back under their ids
+        silent = {machine for machine in self._beat.gone() & ready.keys() if not self._beat.has_come_back(machine)}
+        unready = {machine for machine in members if late and self._store.find(ready[machine]) is None}
+        return sorted(silent | unready | set(again.values()) & ready.keys()) or None
 
     def waiting(self, number: int) -> bool:
         """Whether a living machine has entered the round after `number`, or the round was closed without this group.
@@ -138,6 +144,22 @@ class Rounds:
         here, _ = self._look(number + 1)
         return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
+    def _wait_until_current(self) -> None:
+        """Waits for a look at the others: this machine may have been stopped, and another process may have its id by now.
+
+        Raises:
+            ConnectionError: The store is lost or too slow, or another process has this machine's place.
+        """
+        longest_s = max(self._timeout_s / 2, 10 * self._beat.interval_s)
+        for _ in range(int(longest_s / _POLL_S) + 1):  # counted: a process that is stopped meanwhile has not waited
+            if self._beat.is_current():
+                return
+            time.sleep(_POLL_S)
+        raise ConnectionError(
+            f"membership: expected the store to say every {3 * self._beat.interval_s:g} s (0.6 `lost_after_s`) or oftener who is "
+            f"alive, it did not for {longest_s:g} s"
+        )
+
     def _take_place(self) -> _Entry:
         # The counter is only a hint, and never too high: the closer may have died before it counted.
         number = self._store.add("round", 0) + 1
@@ -145,9 +167,12 @@ class Rounds:
             number += 1
         key = f"{number}/place/{self._store.add(f'{number}/entered', 1)}"
         self._store.set(key, _THERE + self._id)
+        last = number - 1
+        while last > 0 and json.loads(self._store.find(f"{last}/absent") or "[]"):  # nobody connected
+            last -= 1
         now = time.monotonic()
-        patient_since = now if self._grouped == number - 1 else math.inf
-        last_group = set(self._members(number - 1) or ())
+        patient_since = now if self._grouped == last else math.inf
+        last_group = set(self._members(last) or ())
         return _Entry(number, key, last_group, began=now, progress=now, patient_since=patient_since, told=now)
 
     def _members(self, number: int) -> list[str] | None:
@@ -236,7 +261,7 @@ class _Entry:
     Attributes:
         number: The round's.
         key: Of the place at the store.
-        last_group: Machines of the round before.
+        last_group: Machines of the last round before whose machines were to connect.
         began: When it entered.
         progress: When it last saw a machine enter, or train that has not entered.
         patient_since: Whom it waits for, it waits for from then on.

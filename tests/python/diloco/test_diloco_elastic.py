@@ -219,6 +219,7 @@ def test_names_the_loss_of_the_store():
         ({"machine_id": ""}, ValueError, "machine_id: expected a text, got ''"),
         ({"least": 0}, ValueError, "least: expected 1 or more, got 0"),
         ({"patience_s": 300}, ValueError, "patience_s: expected less than the timeout, 300 s, got 300"),
+        ({"lost_after_s": 600}, ValueError, "0.6 lost_after_s: expected less than the timeout, 300 s, got 360"),
         ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),
         ({"store": None}, TypeError, "store: expected a torch.distributed.Store, got NoneType"),
     ],

@@ -13,7 +13,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
-from site_rank import wake
+from site_rank import wait_until_stopped, wake
 
 DEADLINE_S = 90
 
@@ -31,6 +31,9 @@ class Beat:
 
     def gone(self):
         return self.lost
+
+    def has_come_back(self, machine):
+        return False
 
     def has_left(self, machine):
         return machine in self.left
@@ -154,11 +157,14 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
     both = Beat("ab")
     a, b = rounds("a", both), rounds("b", both)
     with ThreadPoolExecutor() as threads:
-        assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 1
+        entered = threads.submit(a.enter, 20.0)
+        assert b.enter(20.0) == entered.result() and entered.result()[0] == 1
         assert not a.waiting(1)
         assert rounds("d", Beat("d"), least=1).enter(20.0) == (2, ["d"])
         assert a.waiting(1) and b.waiting(1)
-        assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 3
+        entered = threads.submit(a.enter, 20.0)
+        number, members = b.enter(20.0)
+        assert (number, sorted(members)) == (3, ["a", "b"]) and (number, members) == entered.result()
 
 
 def test_nobody_connects_once_a_machine_is_seen_to_be_gone_by_one(rounds):
@@ -169,28 +175,90 @@ def test_nobody_connects_once_a_machine_is_seen_to_be_gone_by_one(rounds):
         entered = [threads.submit(machine.enter, 20.0) for machine in machines.values()]
         number, members = entered[0].result()
         assert sorted(members) == ["a", "b", "c"]
-        connecting = [threads.submit(machines[name].all_connect, number, members) for name in "ac"]
+        connecting = [threads.submit(machines[name].absent, number, members) for name in "ac"]
         time.sleep(0.5)
         assert not any(one.done() for one in connecting)
         beats["a"].lost = {"b"}
-        assert [one.result() for one in connecting] == [False, False]
-        assert not machines["b"].all_connect(number, members), "the word is out, though all three have come by now"
+        assert [one.result() for one in connecting] == [["b"], ["b"]]
+        assert machines["b"].absent(number, members) == ["b"], "the word is out, though all three have come by now"
         for beat in beats.values():
             beat.machines = set("ac")
         again = [threads.submit(machines[name].enter, 20.0) for name in "ac"]
         number, members = again[0].result()
         assert (number, sorted(members)) == (2, ["a", "c"])
-        assert all([one.result() for one in [threads.submit(machines[n].all_connect, number, members) for n in "ac"]])
+        assert [one.result() for one in [threads.submit(machines[n].absent, number, members) for n in "ac"]] == [[], []]
 
 
-def test_all_connect_though_one_has_not_seen_another_yet(rounds):
-    """Machine c came a moment ago: a, which closed the round, has seen it, and b will. Machine b does not go off alone."""
-    a, b, c = rounds("a", Beat("abc")), rounds("b", Beat("ab")), rounds("c", Beat("abc"))
+@pytest.fixture
+def beats(store):
+    """beats(name): a machine's real Heartbeat, which has looked at the others once and does not look again by itself."""
+    from torch_lowcomm.membership.heartbeat import Heartbeat
+    from torch_lowcomm.membership.patient_store import PatientStore
+
+    made = []
+
+    def make(name, lost_after_s=0.5):
+        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
+        made.append(Heartbeat(client, name, lost_after_s=lost_after_s))
+        return made[-1]
+
+    yield make
+    for beat in made:
+        beat.stop()
+
+
+@pytest.mark.parametrize("before", ["not seen", "gone"])
+def test_a_machine_goes_off_alone_for_nobody_that_it_has_not_seen_yet(rounds, beats, before):
+    """Machine b came, or came back, a moment ago: the one that closed the round has seen it, and machine a will."""
+    if before == "gone":
+        beats("b").stop()
+    behind = beats("a")
+    watch, looks = behind._watch, threading.Event()
+    behind._watch = lambda: watch() if looks.is_set() else setattr(behind, "_watched", time.monotonic())
+    a, b = rounds("a", behind), rounds("b", beats("b"))
+    assert ("b" in behind.gone()) == (before == "gone") and "b" not in behind.alive()
     with ThreadPoolExecutor() as threads:
-        connecting = [threads.submit(machine.all_connect, 1, ["a", "b", "c"]) for machine in (a, b)]
+        connecting = threads.submit(a.absent, 1, ["a", "b"])
         time.sleep(0.5)
-        assert not any(one.done() for one in connecting)
-        assert c.all_connect(1, ["a", "b", "c"]) and all(one.result() for one in connecting)
+        assert not connecting.done()
+        looks.set()
+        assert b.absent(1, ["a", "b"]) == connecting.result() == []
+
+
+@pytest.mark.parametrize("how", ["left", "silent"])
+def test_nobody_connects_to_a_machine_that_goes(rounds, beats, how):
+    """A machine that left, and one that died: its thread has ended and has not told so."""
+    beat, going = beats("a"), beats("b")
+    deadline = time.monotonic() + DEADLINE_S
+    while "b" not in beat.alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with ThreadPoolExecutor() as threads:
+        connecting = threads.submit(rounds("a", beat).absent, 1, ["a", "b"])
+        time.sleep(0.5)
+        assert not connecting.done()
+        if how == "silent":
+            going._beat = lambda count: None
+        else:
+            going.stop()
+        assert connecting.result() == ["b"]
+
+
+def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds):
+    """Round 2 was closed of a and d, without b, and did not connect, for a died. Machine b, alive, is in group 1."""
+    for key, value in {
+        "1/members": '["a", "b"]',
+        "1/absent": "[]",
+        "2/members": '["a", "d"]',
+        "2/absent": '["a"]',
+    }.items():
+        store.set(key, value)
+    b, d = (rounds(name, Beat("bd"), least=1, patience_s=1.0) for name in "bd")
+    with ThreadPoolExecutor() as threads:
+        entered = threads.submit(d.enter, 20.0)
+        time.sleep(2.0)
+        assert not entered.done()
+        assert b.enter(20.0) == entered.result() == (3, ["d", "b"])
 
 
 def test_nobody_connects_where_a_machine_has_died_and_come_back(rounds):
@@ -199,13 +267,13 @@ def test_nobody_connects_where_a_machine_has_died_and_come_back(rounds):
     with ThreadPoolExecutor() as threads:
         entered = [threads.submit(machine.enter, 20.0) for machine in (a, b)]
         assert all(one.result() == entered[0].result() for one in entered)
-        connecting = threads.submit(a.all_connect, 1, ["a", "b"])
+        connecting = threads.submit(a.absent, 1, ["a", "b"])
         assert rounds("b", Beat("ab")).enter(0.2) is None
-        assert connecting.result() is False
+        assert connecting.result() == ["b"]
 
 
 def test_a_machine_that_does_not_say_that_it_connects_is_named(rounds, caplog):
-    assert not rounds("a", Beat("ab"), timeout_s=0.5).all_connect(1, ["a", "b"])
+    assert rounds("a", Beat("ab"), timeout_s=0.5).absent(1, ["a", "b"]) == ["b"]
     assert "group 1: ['b'] do not connect" in caplog.text
 
 
@@ -222,7 +290,7 @@ def _superseded(r, port):
     """A machine is stopped until another process has its id, and wakes up: it is told, and holds nobody up."""
     name = "b" if r.rank == 0 else "a"
     if r.rank == 2:
-        r.hear("formed", timeout_s=60)
+        wait_until_stopped(int(r.hear("formed", timeout_s=60)))
     members = join(port, name)
     if r.rank == 2:
         r.say("started again")
@@ -264,9 +332,9 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
         beats[name] = Heartbeat(client, name, lost_after_s=0.5)
     stopped, other = beats.values()
     deadline = time.monotonic() + DEADLINE_S
-    while stopped.alive() != {"a", "b"}:
+    while stopped.alive() != {"a", "b"} or not stopped.is_current():
         assert time.monotonic() < deadline
-    assert stopped.is_current()
+        time.sleep(0.01)
     watch, wakes = stopped._watch, threading.Event()
     stopped._watch = lambda: (wakes.wait(), watch())
     time.sleep(1.5)
@@ -281,7 +349,7 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
 
 
 def _alone(r, port):
-    members = join(port, "only", timeout=timedelta(seconds=1))
+    members = join(port, "only", timeout=timedelta(seconds=2))
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
         members.form()
     members.leave()
