@@ -1,6 +1,5 @@
 """How machines at a store agree on a group: who is waited for, and for how long."""
 
-import math
 import os
 import signal
 import threading
@@ -13,49 +12,15 @@ import ranks
 import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
+from membership_rounds import Beat, client, rounds_at
 from site_rank import wait_until_stopped, wake
 
 DEADLINE_S = 90
 
 
-class Beat:
-    """Signs of life, as the test says."""
-
-    interval_s = 0.0
-
-    def __init__(self, alive, left=()):
-        self.machines, self.left, self.training, self.lost = set(alive), left, set(), set()
-
-    def alive(self):
-        return set(self.machines)
-
-    def gone(self):
-        return self.lost
-
-    def has_come_back(self, machine):
-        return False
-
-    def has_left(self, machine):
-        return machine in self.left
-
-    def stepped_at(self, machine):
-        return time.monotonic() if machine in self.training else -math.inf
-
-    def is_current(self):
-        return True
-
-
 @pytest.fixture
 def rounds(store):
-    """rounds(name, beat, least, patience_s, timeout_s): a machine's Rounds, with a client of its own."""
-    from torch_lowcomm.membership.patient_store import PatientStore
-    from torch_lowcomm.membership.rounds import Rounds
-
-    def make(name, beat, least=2, patience_s=0.0, timeout_s=20.0):
-        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
-        return Rounds(client, name, beat, least=least, patience_s=patience_s, timeout_s=timeout_s)
-
-    return make
+    return rounds_at(store)
 
 
 def _entered_twice(r, port):
@@ -167,83 +132,6 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
         assert (number, sorted(members)) == (3, ["a", "b"]) and (number, members) == entered.result()
 
 
-def test_nobody_connects_once_a_machine_is_seen_to_be_gone_by_one(rounds):
-    """Machine b has entered and does not say that it connects. Machine a sees that it is gone, and c hears of it from a."""
-    beats = {name: Beat("abc") for name in "abc"}
-    with ThreadPoolExecutor() as threads:
-        machines = {name: rounds(name, beats[name], patience_s=5.0) for name in "abc"}
-        entered = [threads.submit(machine.enter, 20.0) for machine in machines.values()]
-        number, members = entered[0].result()
-        assert sorted(members) == ["a", "b", "c"]
-        connecting = [threads.submit(machines[name].absent, number, members) for name in "ac"]
-        time.sleep(0.5)
-        assert not any(one.done() for one in connecting)
-        beats["a"].lost = {"b"}
-        assert [one.result() for one in connecting] == [["b"], ["b"]]
-        assert machines["b"].absent(number, members) == ["b"], "the word is out, though all three have come by now"
-        for beat in beats.values():
-            beat.machines = set("ac")
-        again = [threads.submit(machines[name].enter, 20.0) for name in "ac"]
-        number, members = again[0].result()
-        assert (number, sorted(members)) == (2, ["a", "c"])
-        assert [one.result() for one in [threads.submit(machines[n].absent, number, members) for n in "ac"]] == [[], []]
-
-
-@pytest.fixture
-def beats(store):
-    """beats(name): a machine's real Heartbeat, which has looked at the others once and does not look again by itself."""
-    from torch_lowcomm.membership.heartbeat import Heartbeat
-    from torch_lowcomm.membership.patient_store import PatientStore
-
-    made = []
-
-    def make(name, lost_after_s=0.5):
-        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
-        made.append(Heartbeat(client, name, lost_after_s=lost_after_s))
-        return made[-1]
-
-    yield make
-    for beat in made:
-        beat.stop()
-
-
-@pytest.mark.parametrize("before", ["not seen", "gone"])
-def test_a_machine_goes_off_alone_for_nobody_that_it_has_not_seen_yet(rounds, beats, before):
-    """Machine b came, or came back, a moment ago: the one that closed the round has seen it, and machine a will."""
-    if before == "gone":
-        beats("b").stop()
-    behind = beats("a")
-    watch, looks = behind._watch, threading.Event()
-    behind._watch = lambda: watch() if looks.is_set() else setattr(behind, "_watched", time.monotonic())
-    a, b = rounds("a", behind), rounds("b", beats("b"))
-    assert ("b" in behind.gone()) == (before == "gone") and "b" not in behind.alive()
-    with ThreadPoolExecutor() as threads:
-        connecting = threads.submit(a.absent, 1, ["a", "b"])
-        time.sleep(0.5)
-        assert not connecting.done()
-        looks.set()
-        assert b.absent(1, ["a", "b"]) == connecting.result() == []
-
-
-@pytest.mark.parametrize("how", ["left", "silent"])
-def test_nobody_connects_to_a_machine_that_goes(rounds, beats, how):
-    """A machine that left, and one that died: its thread has ended and has not told so."""
-    beat, going = beats("a"), beats("b")
-    deadline = time.monotonic() + DEADLINE_S
-    while "b" not in beat.alive():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    with ThreadPoolExecutor() as threads:
-        connecting = threads.submit(rounds("a", beat).absent, 1, ["a", "b"])
-        time.sleep(0.5)
-        assert not connecting.done()
-        if how == "silent":
-            going._beat = lambda count: None
-        else:
-            going.stop()
-        assert connecting.result() == ["b"]
-
-
 def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds):
     """Round 2 was closed of a and d, without b, and did not connect, for a died. Machine b, alive, is in group 1."""
     for key, value in {
@@ -259,22 +147,6 @@ def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds):
         time.sleep(2.0)
         assert not entered.done()
         assert b.enter(20.0) == entered.result() == (3, ["d", "b"])
-
-
-def test_nobody_connects_where_a_machine_has_died_and_come_back(rounds):
-    """Machine b, as another process, is in the next round and will not connect in this one."""
-    a, b = rounds("a", Beat("ab")), rounds("b", Beat("ab"))
-    with ThreadPoolExecutor() as threads:
-        entered = [threads.submit(machine.enter, 20.0) for machine in (a, b)]
-        assert all(one.result() == entered[0].result() for one in entered)
-        connecting = threads.submit(a.absent, 1, ["a", "b"])
-        assert rounds("b", Beat("ab")).enter(0.2) is None
-        assert connecting.result() == ["b"]
-
-
-def test_a_machine_that_does_not_say_that_it_connects_is_named(rounds, caplog):
-    assert rounds("a", Beat("ab"), timeout_s=0.5).absent(1, ["a", "b"]) == ["b"]
-    assert "group 1: ['b'] do not connect" in caplog.text
 
 
 def test_a_round_that_two_machines_close_counts_once(rounds):
@@ -324,12 +196,8 @@ def test_a_machine_whose_id_another_process_has_is_told(store):
 def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     """While it does not look at the others they do not grow old for it."""
     from torch_lowcomm.membership.heartbeat import Heartbeat
-    from torch_lowcomm.membership.patient_store import PatientStore
 
-    beats = {}
-    for name in "ab":
-        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
-        beats[name] = Heartbeat(client, name, lost_after_s=0.5)
+    beats = {name: Heartbeat(client(store), name, lost_after_s=0.5) for name in "ab"}
     stopped, other = beats.values()
     deadline = time.monotonic() + DEADLINE_S
     while stopped.alive() != {"a", "b"} or not stopped.is_current():
