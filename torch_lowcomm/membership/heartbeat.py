@@ -85,9 +85,10 @@ class Heartbeat:
         Raises:
             ConnectionError: The store is lost.
         """
-        value = self._store.find(self._key(machine))
         with self._lock:
-            return value is not None and not _left(value) and value != self._seen[machine][0]
+            before, _ = self._seen[machine]
+        value = self._store.find(self._key(machine))
+        return value is not None and not _left(value) and value != before
 
     def heard(self, machine: str) -> None:
         """Counts another message of a machine as a sign of life."""
@@ -185,7 +186,8 @@ class Heartbeat:
                     self._seen[machine] = (value, now)
                 before, at = self._stepped.get(machine, (steps, -math.inf))
                 self._stepped[machine] = (steps, now if steps > before else at)
-        # Where this machine was stopped in between, the answers may be old; what is new in them is no older than now.
+        # Where this machine was stopped in between, the answers may be old: who is silent counts as of the question, and a number
+        # that is new from now on.
         self._watched = asked
 
     def _loop(self) -> None:

@@ -21,7 +21,7 @@ from torch_lowcomm.membership.site import Site
 
 logger = logging.getLogger("torch_lowcomm")
 
-_ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine dies while it connects
+_ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine dies meanwhile, or stands still
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Membership:
         Raises:
             TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained;
                 or ten groups did not connect.
-            ConnectionError: The store is lost.
+            ConnectionError: The store is lost or too slow, or another process has this machine's place.
             DistBackendError: A rank of this site was lost.
         """
         self._abort()

@@ -24,7 +24,7 @@ class Rounds:
     never with fewer than `least` machines. If it dies, or does not close it, the next machine does.
 
     A machine that trains comes to its next outer step, which may be far, before it notices that a round is open. So it is
-    waited for while it makes steps. And a machine that was not in the last round does not close this one before
+    waited for while it makes steps. And a machine that was not in the last group does not close this round before
     one that was has come, if any is alive: it would found a group of its own beside that of the others.
 
     Args:
@@ -100,15 +100,14 @@ class Rounds:
             members: The ids in it.
 
         Returns:
-            Who is gone, or has not said that it connects within the time-out. None of them: all connect. Else nobody does.
+            Who is gone, or has not said within the time-out that it connects. With an empty list all connect, otherwise nobody.
 
         Raises:
-            ConnectionError: The store is lost, or another process has this machine's place.
+            ConnectionError: The store is lost or too slow, or another process has this machine's place.
         """
-        key = f"{number}/absent"
+        key, until = f"{number}/absent", time.monotonic() + self._timeout_s
         self._wait_until_current()
         self._store.set(f"{number}/ready/{self._id}", "")
-        until = time.monotonic() + self._timeout_s
         while (word := self._store.find(key)) is None:
             absent = self._absent(number, members, late=time.monotonic() > until)
             if absent is None:
@@ -150,7 +149,7 @@ class Rounds:
         Raises:
             ConnectionError: The store is lost or too slow, or another process has this machine's place.
         """
-        longest_s = max(self._timeout_s / 2, 10 * self._beat.interval_s)
+        longest_s = self._timeout_s / 2  # the site's other ranks wait for twice the time-out in all
         for _ in range(int(longest_s / _POLL_S) + 1):  # counted: a process that is stopped meanwhile has not waited
             if self._beat.is_current():
                 return
@@ -167,13 +166,27 @@ class Rounds:
             number += 1
         key = f"{number}/place/{self._store.add(f'{number}/entered', 1)}"
         self._store.set(key, _THERE + self._id)
-        last = number - 1
-        while last > 0 and json.loads(self._store.find(f"{last}/absent") or "[]"):  # nobody connected
-            last -= 1
         now = time.monotonic()
-        patient_since = now if self._grouped == last else math.inf
-        last_group = set(self._members(last) or ())
-        return _Entry(number, key, last_group, began=now, progress=now, patient_since=patient_since, told=now)
+        connected, last_group, undecided = self._last_group(number - 1)
+        patient_since = now if self._grouped == connected and not undecided else math.inf
+        # The machines of a round without a word wait for one another, for as long as the time-out, before they can come.
+        progress = now + self._timeout_s if undecided else now
+        return _Entry(number, key, last_group, began=now, progress=progress, patient_since=patient_since, told=now)
+
+    def _last_group(self, number: int) -> tuple[int, set[str], bool]:
+        """Looks for the last round that connected, and for later ones that have no word yet.
+
+        Returns:
+            (number of the one that connected, machines of all these rounds, whether there is one without a word).
+        """
+        machines: set[str] = set()
+        undecided = False
+        while number > 0 and (word := self._store.find(f"{number}/absent")) != "[]":
+            if word is None:  # not yet, or its machines are gone
+                undecided = True
+                machines |= set(self._members(number) or ())
+            number -= 1
+        return number, machines | set(self._members(number) or ()), undecided
 
     def _members(self, number: int) -> list[str] | None:
         closed = self._store.find(f"{number}/members")
@@ -197,7 +210,7 @@ class Rounds:
         there = [here[key] for key in living]
         missing = {machine for machine in alive - set(there) - withdrawn if not self._beat.has_left(machine)}
         if set(there) - entry.there:
-            entry.progress = now
+            entry.progress = max(entry.progress, now)
         # One that trains may wait for an average for as long as the time-out before it comes.
         stepped = max(map(self._beat.stepped_at, missing), default=-math.inf)
         entry.progress = max(entry.progress, stepped + self._patience_s)
@@ -261,7 +274,7 @@ class _Entry:
     Attributes:
         number: The round's.
         key: Of the place at the store.
-        last_group: Machines of the last round before whose machines were to connect.
+        last_group: Machines of the last round that connected, and of later ones that may.
         began: When it entered.
         progress: When it last saw a machine enter, or train that has not entered.
         patient_since: Whom it waits for, it waits for from then on.

@@ -132,21 +132,36 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
         assert (number, sorted(members)) == (3, ["a", "b"]) and (number, members) == entered.result()
 
 
-def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds):
-    """Round 2 was closed of a and d, without b, and did not connect, for a died. Machine b, alive, is in group 1."""
+@pytest.mark.parametrize("word", ['["a"]', None])
+def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds, word):
+    """Round 2 was closed of a and d, without b, and a died; then d did, perhaps before it knew. Machine b is in group 1."""
     for key, value in {
         "1/members": '["a", "b"]',
         "1/absent": "[]",
         "2/members": '["a", "d"]',
-        "2/absent": '["a"]',
+        "2/absent": word,
     }.items():
-        store.set(key, value)
-    b, d = (rounds(name, Beat("bd"), least=1, patience_s=1.0) for name in "bd")
+        if value is not None:
+            store.set(key, value)
+    b, new = (rounds(name, Beat(["b", "new"]), least=1, patience_s=1.0) for name in ("b", "new"))
     with ThreadPoolExecutor() as threads:
-        entered = threads.submit(d.enter, 20.0)
+        entered = threads.submit(new.enter, 20.0)
         time.sleep(2.0)
         assert not entered.done()
-        assert b.enter(20.0) == entered.result() == (3, ["d", "b"])
+        assert b.enter(20.0) == entered.result() == (3, ["new", "b"])
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_newcomer_waits_longer_for_a_group_that_has_not_connected_yet(store, rounds, decided):
+    """Machines a and b may wait for one another in round 1 for the time-out, before they can let c in."""
+    store.set("1/members", '["a", "b"]')
+    if decided:
+        store.set("1/absent", "[]")
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"expected \['a', 'b'\], alive and of the last group, to come or to train"):
+        while rounds("c", Beat("abc"), least=1, timeout_s=1.0).enter(10.0) is None:
+            pass
+    assert (time.monotonic() - began > 2.0) or decided
 
 
 def test_a_round_that_two_machines_close_counts_once(rounds):
