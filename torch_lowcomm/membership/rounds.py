@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import time
 
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
+from torch_lowcomm.membership.round_store import RoundStore
 
 logger = logging.getLogger("torch_lowcomm")
 
 _POLL_S = 0.05  # at first
-_THERE, _WITHDRAWN = "+", "-"  # before the id of a machine at its place
 
 
 class Rounds:
     """Rounds at a store. Machines enter an open round; it is closed once, with the list of the machines in it.
 
     The first machine in a round closes it as soon as every living machine has entered, or has been waited for long enough;
-    never with fewer than `least` machines. If it dies, or does not close it, the next machine does.
+    never with fewer than `least` machines. If it dies, or does not close it, the next machine does. Then the machines of the
+    round connect, or none of them does (`absent`).
 
     A machine that trains comes to its next outer step, which may be far, before it notices that a round is open. So it is
     waited for while it makes steps. And a machine that was not in the last group does not close this round before
@@ -35,7 +35,8 @@ class Rounds:
         patience_s: Seconds that a living machine is waited for without a step; at least three signs of life, between which steps
             are not seen.
         timeout_s: Seconds until a round must have closed with this machine in it, since a machine was last seen to enter, or
-            since the last step of one that has not; that one has `patience_s` more.
+            since the last step of one that has not; that one has `patience_s` more. And until the machines of a closed round
+            must have said that they connect.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Rounds:
         patience_s: float,
         timeout_s: float,
     ) -> None:
-        self._store, self._id, self._beat = store, machine_id, beat
+        self._store, self._id, self._beat = RoundStore(store, machine_id), machine_id, beat
         self._least, self._timeout_s = least, timeout_s
         self._patience_s = max(patience_s, 3 * beat.interval_s)
         self._grouped = 0  # the last round whose machines were to connect, this one among them
@@ -72,7 +73,7 @@ class Rounds:
             while time.monotonic() < until:
                 self._wait_until_current()
                 entry = self._entry = self._entry or self._take_place()
-                members = self._members(entry.number) or self._close_or_give_up(entry)
+                members = self._store.members(entry.number) or self._close_or_give_up(entry)
                 if members is None:
                     # Longer after a time: the store may be behind a slow link.
                     time.sleep(min(max(_POLL_S, (time.monotonic() - entry.began) / 20), 5 * _POLL_S))
@@ -83,7 +84,7 @@ class Rounds:
                 # else the round was closed while this machine entered
         except BaseException:
             if self._entry is not None:
-                self._store.set_later(self._entry.key, _WITHDRAWN + self._id)
+                self._store.withdraw(self._entry.key, wait=False)
                 self._entry = None
             raise
         return None
@@ -105,17 +106,16 @@ class Rounds:
         Raises:
             ConnectionError: The store is lost or too slow, or another process has this machine's place.
         """
-        key, until = f"{number}/absent", time.monotonic() + self._timeout_s
+        until = time.monotonic() + self._timeout_s
         self._wait_until_current()
-        self._store.set(f"{number}/ready/{self._id}", "")
-        while (word := self._store.find(key)) is None:
-            absent = self._absent(number, members, late=time.monotonic() > until)
-            if absent is None:
+        self._store.set_ready(number)
+        while (absent := self._store.absent(number)) is None:
+            seen = self._absent(number, members, late=time.monotonic() > until)
+            if seen is None:
                 time.sleep(_POLL_S)
             else:
-                self._store.set_first(key, json.dumps(absent))
+                self._store.set_absent(number, seen)
             self._wait_until_current()
-        absent = json.loads(word)
         if absent:
             logger.warning("membership: group %d: %s do not connect, forming another", number, absent)
         else:
@@ -124,13 +124,14 @@ class Rounds:
 
     def _absent(self, number: int, members: list[str], *, late: bool) -> list[str] | None:
         """Returns who of a closed round does not connect, which may be nobody; None where that is not known yet."""
-        ready = {machine: f"{number}/ready/{machine}" for machine in members}
-        if self._store.has_all(list(ready.values())):
+        if self._store.all_ready(number, members):
             return []
-        again, _ = self._look(number + 1)  # those that died, and came back under their ids
-        silent = {machine for machine in self._beat.gone() & ready.keys() if not self._beat.has_come_back(machine)}
-        unready = {machine for machine in members if late and self._store.find(ready[machine]) is None}
-        return sorted(silent | unready | set(again.values()) & ready.keys()) or None
+        again, _ = self._store.places(number + 1)  # those that died, and came back under their ids
+        silent = {
+            machine for machine in self._beat.gone().intersection(members) if not self._beat.has_come_back(machine)
+        }
+        late_ones = self._store.unready(number, members) if late else set()
+        return sorted(silent | late_ones | set(again.values()).intersection(members)) or None
 
     def waiting(self, number: int) -> bool:
         """Whether a living machine has entered the round after `number`, or the round was closed without this group.
@@ -138,9 +139,9 @@ class Rounds:
         Raises:
             ConnectionError: The store is lost.
         """
-        if self._members(number + 1) is not None:
+        if self._store.members(number + 1) is not None:
             return True
-        here, _ = self._look(number + 1)
+        here, _ = self._store.places(number + 1)
         return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
     def _wait_until_current(self) -> None:
@@ -160,52 +161,19 @@ class Rounds:
         )
 
     def _take_place(self) -> _Entry:
-        # The counter is only a hint, and never too high: the closer may have died before it counted.
-        number = self._store.add("round", 0) + 1
-        while self._store.find(f"{number}/members") is not None:
-            number += 1
-        key = f"{number}/place/{self._store.add(f'{number}/entered', 1)}"
-        self._store.set(key, _THERE + self._id)
+        number, key = self._store.take_place()
+        connected, last_group, undecided = self._store.last_group(number - 1)
         now = time.monotonic()
-        connected, last_group, undecided = self._last_group(number - 1)
         patient_since = now if self._grouped == connected and not undecided else math.inf
         # The machines of a round without a word wait for one another, for as long as the time-out, before they can come.
         progress = now + self._timeout_s if undecided else now
         return _Entry(number, key, last_group, began=now, progress=progress, patient_since=patient_since, told=now)
 
-    def _last_group(self, number: int) -> tuple[int, set[str], bool]:
-        """Looks for the last round that connected, and for later ones that have no word yet.
-
-        Returns:
-            (number of the one that connected, machines of all these rounds, whether there is one without a word).
-        """
-        machines: set[str] = set()
-        undecided = False
-        while number > 0 and (word := self._store.find(f"{number}/absent")) != "[]":
-            if word is None:  # not yet, or its machines are gone
-                undecided = True
-                machines |= set(self._members(number) or ())
-            number -= 1
-        return number, machines | set(self._members(number) or ()), undecided
-
-    def _members(self, number: int) -> list[str] | None:
-        closed = self._store.find(f"{number}/members")
-        return None if closed is None else json.loads(closed)
-
-    def _look(self, number: int) -> tuple[dict[str, str], set[str]]:
-        """Returns the machines in a round, by key and in the order in which they came; and those that have withdrawn."""
-        keys = [f"{number}/place/{place + 1}" for place in range(self._store.add(f"{number}/entered", 0))]
-        found = {key: value for key in keys if (value := self._store.find(key))}
-        # One that died and came again has several places, of which the last counts.
-        last = {value[1:]: key for key, value in found.items()}
-        here = {key: machine for machine, key in last.items() if found[key].startswith(_THERE)}
-        return {key: here[key] for key in keys if key in here}, last.keys() - set(here.values())
-
     def _close_or_give_up(self, entry: _Entry) -> list[str] | None:
         if not self._beat.is_current():
             return None  # who is alive it knows from before it was stopped
         now, alive = time.monotonic(), self._beat.alive()
-        here, withdrawn = self._look(entry.number)
+        here, withdrawn = self._store.places(entry.number)
         living = [key for key, machine in here.items() if machine in alive]
         there = [here[key] for key in living]
         missing = {machine for machine in alive - set(there) - withdrawn if not self._beat.has_left(machine)}
@@ -226,7 +194,7 @@ class Rounds:
                 return None  # one before it closes the round
             staying = [machine for machine in there if not self._beat.has_left(machine)]
             if len(staying) >= self._least:
-                return self._close(entry, staying)
+                return self._store.close(entry.number, staying)
         if now <= entry.progress + self._timeout_s:
             return None
         return self._give_up(entry, there, missing, grace_s=max(10 * _POLL_S, 2 * (time.monotonic() - now)))
@@ -239,21 +207,16 @@ class Rounds:
             entry.patient_since = min(entry.patient_since, now)
         return any(now < max(entry.patient_since, self._beat.stepped_at(one)) + self._patience_s for one in missing)
 
-    def _close(self, entry: _Entry, members: list[str]) -> list[str]:
-        closed = json.loads(self._store.set_first(f"{entry.number}/members", json.dumps(members)))
-        self._store.set("round", str(entry.number))
-        return closed
-
     def _give_up(self, entry: _Entry, there: list[str], missing: set[str], *, grace_s: float) -> list[str]:
         """Withdraws, and raises; or returns the members where a machine closes the round that has not seen it yet.
 
         Such a machine, whose link is like this one's, has closed it within `grace_s`.
         """
-        self._store.set(entry.key, _WITHDRAWN + self._id)
+        self._store.withdraw(entry.key, wait=True)
         until = time.monotonic() + grace_s
         while time.monotonic() < until:
             time.sleep(5 * _POLL_S)
-            members = self._members(entry.number)
+            members = self._store.members(entry.number)
             if members is not None:
                 return members
         self._entry = None

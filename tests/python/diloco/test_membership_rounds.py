@@ -164,13 +164,14 @@ def test_a_newcomer_waits_longer_for_a_group_that_has_not_connected_yet(store, r
     assert (time.monotonic() - began > 2.0) or decided
 
 
-def test_a_round_that_two_machines_close_counts_once(rounds):
-    """The second took the first for lost; each has the same list."""
-    beat = Beat("ab")
-    a, b, late = (rounds(name, beat) for name in ("a", "b", "late"))
-    for machine, place in [(machine, machine._take_place()) for machine in (a, b)]:
-        assert machine._close(place, ["a", "b"]) == ["a", "b"]
-    assert late._take_place().number == 2
+def test_a_round_that_two_machines_close_counts_once(store):
+    """The second took the first for lost; each has the list of the first."""
+    from torch_lowcomm.membership.round_store import RoundStore
+
+    a, b, late = (RoundStore(client(store), name) for name in ("a", "b", "late"))
+    assert [machine.take_place()[0] for machine in (a, b)] == [1, 1]
+    assert a.close(1, ["a", "b"]) == b.close(1, ["b"]) == ["a", "b"]
+    assert late.take_place()[0] == 2
 
 
 def _superseded(r, port):
