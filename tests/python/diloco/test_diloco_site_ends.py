@@ -53,8 +53,8 @@ def _fault(r, number):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "number"),
-    [("fsdp2", signal.SIGKILL), ("fsdp2", signal.SIGSTOP), ("pipeline", signal.SIGKILL)],
-    ids=["fsdp2 killed", "fsdp2 stopped", "pipeline killed"],
+    [(how, number) for how in ("fsdp2", "pipeline") for number in (signal.SIGKILL, signal.SIGSTOP)],
+    ids=["fsdp2 killed", "fsdp2 stopped", "pipeline killed", "pipeline stopped"],
 )
 @pytest.mark.parametrize(
     "op",
