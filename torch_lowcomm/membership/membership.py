@@ -63,7 +63,7 @@ class Membership:
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
             Making the Membership is collective over it, and so are all methods except `leave` and `count_step`.
         least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
-        lost_after_s: Seconds of silence at the store after which a machine is gone.
+        lost_after_s: Seconds of silence at the store after which a machine is gone; 0.6 of them must be less than `timeout`.
         patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step; at least
             0.6 `lost_after_s`, in which steps are seen, and less than `timeout`. One that trains comes after its next outer step.
         timeout: Progress deadline of the groups, of forming a group, and of the store's answers. Steps that machines make
