@@ -108,7 +108,7 @@ def come_back(r, port, folder, namespaces, options):
     site = ("ab"[r.rank >= 2], 2, r.rank % 2)
     if again:
         here.hear("mended", timeout_s=DEADLINE_S)
-        (here.path("again")).mkdir(exist_ok=True)
+        here.path("again").mkdir(exist_ok=True)
     rendezvous = Rank(r.rank, r.size, str(here.path("again"))) if again else here
     trained = SiteRank(rendezvous, port, site, "fsdp2", seed=int(again), **options)
     trained.steps_until(2)

@@ -242,7 +242,7 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.
             TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained.
-            ConnectionError: The store is lost. The outer state is whole: save it.
+            ConnectionError: The store is lost or too slow. The outer state is whole: save it.
             DistBackendError: A rank of this site was lost, or no group held in ten attempts.
         """
         if self._elastic is None:
@@ -270,7 +270,7 @@ class DiLoCoX(OptimizerAround):
 
     @contextmanager
     def _forgetting_gathered(self) -> Iterator[None]:
-        """What fails may have written parameters before."""
+        """Forgets them after the block, also where it raises: parameters may have been written before."""
         try:
             yield
         finally:
@@ -293,8 +293,8 @@ class DiLoCoX(OptimizerAround):
             raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
         own = [*map(local, parameters_of(self.inner)), *self._buffers]
         kept = [tensor.clone() for tensor in own]
-        self._outer.show_outer()
-        self._forget_gathered()
+        with self._forgetting_gathered():
+            self._outer.show_outer()
         self._swapped = True
         try:
             yield

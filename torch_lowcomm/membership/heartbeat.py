@@ -80,7 +80,7 @@ class Heartbeat:
         return value is not None and _left(value)
 
     def has_come_back(self, machine: str) -> bool:
-        """Asks the store whether a machine shows a sign of life since this one looked last, which `gone` knows only later.
+        """Asks the store whether a machine that `gone` has shows a sign of life again, which `gone` knows only later.
 
         Raises:
             ConnectionError: The store is lost.

@@ -229,7 +229,7 @@ class Membership:
         with self._ending_on(DistBackendError, ConnectionError):
             for _ in range(_ATTEMPTS):
                 number, machines = self._enter()
-                if absent := self._site.told(lambda: self._rounds.absent(number, machines)):  # noqa: B023
+                if absent := self._site.told(lambda: self._rounds.agree_to_connect(number, machines)):  # noqa: B023
                     failed = f"{absent} that do not connect"
                     continue
                 try:

@@ -1,4 +1,4 @@
-"""What a store has of rounds: who has entered one, with whom it was closed, and who of these connect."""
+"""Rounds as a store has them: the machines that have entered one, those it was closed with, and which of these connect."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class RoundStore:
         return {key: here[key] for key in keys if key in here}, last.keys() - set(here.values())
 
     def close(self, number: int, members: list[str]) -> list[str]:
-        """Closes a round, unless another machine has; returns with whom it was closed."""
+        """Closes a round, unless another machine has; returns the machines that it was closed with."""
         closed = json.loads(self._store.set_first(f"{number}/members", json.dumps(members)))
         self._store.set("round", str(number))
         return closed
 
     def members(self, number: int) -> list[str] | None:
-        """With whom a round was closed, in the order in which they came; None if it is open."""
+        """Returns the machines that a round was closed with, in the order in which they came; None if it is open."""
         closed = self._store.find(f"{number}/members")
         return None if closed is None else json.loads(closed)
 
@@ -64,15 +64,15 @@ class RoundStore:
         return self._store.has_all([f"{number}/ready/{machine}" for machine in members])
 
     def unready(self, number: int, members: list[str]) -> set[str]:
-        """Which of these machines have not."""
+        """Returns those of these machines that have not."""
         return {machine for machine in members if self._store.find(f"{number}/ready/{machine}") is None}
 
     def set_absent(self, number: int, machines: list[str]) -> None:
-        """Says, unless another machine has, who of a closed round does not connect; if it is none, all do, otherwise nobody."""
+        """Sets, unless another machine has, the machines of a closed round that do not connect; if none, all do, else nobody."""
         self._store.set_first(f"{number}/absent", json.dumps(machines))
 
     def absent(self, number: int) -> list[str] | None:
-        """Who of a closed round does not connect; None before the first word."""
+        """Returns the machines of a closed round that do not connect; None before the first word."""
         word = self._store.find(f"{number}/absent")
         return None if word is None else json.loads(word)
 

@@ -21,7 +21,7 @@ class Rounds:
 
     The first machine in a round closes it as soon as every living machine has entered, or has been waited for long enough;
     never with fewer than `least` machines. If it dies, or does not close it, the next machine does. Then the machines of the
-    round connect, or none of them does (`absent`).
+    round connect, or none of them does (`agree_to_connect`).
 
     A machine that trains comes to its next outer step, which may be far, before it notices that a round is open. So it is
     waited for while it makes steps. And a machine that was not in the last group does not close this round before
@@ -89,7 +89,7 @@ class Rounds:
             raise
         return None
 
-    def absent(self, number: int, members: list[str]) -> list[str]:
+    def agree_to_connect(self, number: int, members: list[str]) -> list[str]:
         """Says that this machine will connect to the others of a closed round, and waits for the word for all of them.
 
         A machine may have died since it entered; those that connect to it wait for the whole time-out. So they connect once all
@@ -101,7 +101,8 @@ class Rounds:
             members: The ids in it.
 
         Returns:
-            Who is gone, or has not said within the time-out that it connects. With an empty list all connect, otherwise nobody.
+            The machines that are gone, or have not said within the time-out that they connect. If there are none, all connect;
+            otherwise nobody does.
 
         Raises:
             ConnectionError: The store is lost or too slow, or another process has this machine's place.
@@ -110,7 +111,7 @@ class Rounds:
         self._wait_until_current()
         self._store.set_ready(number)
         while (absent := self._store.absent(number)) is None:
-            seen = self._absent(number, members, late=time.monotonic() > until)
+            seen = self._absent_by_now(number, members, late=time.monotonic() > until)
             if seen is None:
                 time.sleep(_POLL_S)
             else:
@@ -122,11 +123,11 @@ class Rounds:
             self._grouped = number
         return absent
 
-    def _absent(self, number: int, members: list[str], *, late: bool) -> list[str] | None:
-        """Returns who of a closed round does not connect, which may be nobody; None where that is not known yet."""
+    def _absent_by_now(self, number: int, members: list[str], *, late: bool) -> list[str] | None:
+        """Returns the machines of a closed round that do not connect; [] once all have said that they do; None before."""
         if self._store.all_ready(number, members):
             return []
-        again, _ = self._store.places(number + 1)  # those that died, and came back under their ids
+        again, _ = self._store.places(number + 1)  # machines that died, and came back under their ids
         silent = {
             machine for machine in self._beat.gone().intersection(members) if not self._beat.has_come_back(machine)
         }

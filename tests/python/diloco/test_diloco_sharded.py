@@ -60,7 +60,7 @@ def _trains(r, how, options):
 
 
 def _evaluates(r):
-    """What the model computes with own parameters, outer ones, own ones, restored ones, at the end; then what it should."""
+    """Returns what the model computes with own parameters, outer, own, restored ones, at the end; and what it should."""
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
     torch.manual_seed(7)

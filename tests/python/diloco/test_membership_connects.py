@@ -1,4 +1,4 @@
-"""Who of a closed round connects: all, or nobody where one is gone since it entered."""
+"""All machines of a closed round connect, or nobody does where one is gone since it entered."""
 
 import functools
 import threading
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from membership_rounds import Beat, client, rounds_at
 
-DEADLINE_S = 20  # below the time-out, after which whoever is late is named anyway
+DEADLINE_S = 20  # below the time-out, after which a late machine is named anyway
 TIMEOUT_S = 60
 
 
@@ -25,18 +25,22 @@ def test_nobody_connects_once_a_machine_is_seen_to_be_gone_by_one(rounds):
         entered = [threads.submit(machine.enter, 20.0) for machine in machines.values()]
         number, members = entered[0].result()
         assert sorted(members) == ["a", "b", "c"]
-        connecting = [threads.submit(machines[name].absent, number, members) for name in "ac"]
+        connecting = [threads.submit(machines[name].agree_to_connect, number, members) for name in "ac"]
         time.sleep(0.5)
         assert not any(one.done() for one in connecting)
         beats["a"].lost = {"b"}
         assert [one.result(DEADLINE_S) for one in connecting] == [["b"], ["b"]]
-        assert machines["b"].absent(number, members) == ["b"], "the word is out, though all three have come by now"
+        assert machines["b"].agree_to_connect(number, members) == ["b"], (
+            "the word is out, though all three have come by now"
+        )
         for beat in beats.values():
             beat.machines = set("ac")
         again = [threads.submit(machines[name].enter, 20.0) for name in "ac"]
         number, members = again[0].result()
         assert (number, sorted(members)) == (2, ["a", "c"])
-        assert [one.result() for one in [threads.submit(machines[n].absent, number, members) for n in "ac"]] == [[], []]
+        assert [
+            one.result() for one in [threads.submit(machines[n].agree_to_connect, number, members) for n in "ac"]
+        ] == [[], []]
 
 
 @pytest.fixture
@@ -68,11 +72,11 @@ def test_a_machine_goes_off_alone_for_nobody_that_it_has_not_seen_yet(rounds, be
     a, b = rounds("a", behind), rounds("b", beats("b"))
     assert ("b" in behind.gone()) == (before == "gone") and "b" not in behind.alive()
     with ThreadPoolExecutor() as threads:
-        connecting = threads.submit(a.absent, 1, ["a", "b"])
+        connecting = threads.submit(a.agree_to_connect, 1, ["a", "b"])
         time.sleep(0.5)
         assert not connecting.done()
         looks.set()
-        assert b.absent(1, ["a", "b"]) == connecting.result(DEADLINE_S) == []
+        assert b.agree_to_connect(1, ["a", "b"]) == connecting.result(DEADLINE_S) == []
 
 
 @pytest.mark.parametrize("how", ["left", "silent"])
@@ -84,7 +88,7 @@ def test_nobody_connects_to_a_machine_that_goes(rounds, beats, how):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with ThreadPoolExecutor() as threads:
-        connecting = threads.submit(rounds("a", beat).absent, 1, ["a", "b"])
+        connecting = threads.submit(rounds("a", beat).agree_to_connect, 1, ["a", "b"])
         time.sleep(0.5)
         assert not connecting.done()
         if how == "silent":
@@ -100,11 +104,11 @@ def test_nobody_connects_where_a_machine_has_died_and_come_back(rounds):
     with ThreadPoolExecutor() as threads:
         entered = [threads.submit(machine.enter, 20.0) for machine in (a, b)]
         assert all(one.result() == entered[0].result() for one in entered)
-        connecting = threads.submit(a.absent, 1, ["a", "b"])
+        connecting = threads.submit(a.agree_to_connect, 1, ["a", "b"])
         assert rounds("b", Beat("ab")).enter(0.2) is None
         assert connecting.result(DEADLINE_S) == ["b"]
 
 
 def test_a_machine_that_does_not_say_that_it_connects_is_named(rounds, caplog):
-    assert rounds("a", Beat("ab"), timeout_s=0.5).absent(1, ["a", "b"]) == ["b"]
+    assert rounds("a", Beat("ab"), timeout_s=0.5).agree_to_connect(1, ["a", "b"]) == ["b"]
     assert "group 1: ['b'] do not connect" in caplog.text
