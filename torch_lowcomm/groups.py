@@ -135,6 +135,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
 
         * "calls"; "exact_calls", those of them in which nothing was coded.
         * "exact_because": {reason: tensors that were sent exactly although a policy or `fsdp.quantize` named their op}.
+        * "without_units": sends of tensors with three dimensions that a policy coded as flat messages, so that a token of
+          [batch, time, width] tells of later ones.
         * "staged_calls": calls with CUDA tensors that were coded on their device.
         * "unstaged_because": {reason: coded calls that copied the values of CUDA tensors instead}.
         * "device_to_host_bytes", "host_to_device_bytes": bytes that lowcomm's ops copied of CUDA tensors, which are codes in

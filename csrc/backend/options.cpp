@@ -222,7 +222,7 @@ Policy Policy::parse(std::string_view text) {
       throw ValueError("policy: " + op + ": expected a codec that needs no level table, got '" + codec.str() +
                        "', for which a group has none");
     }
-    if (codec.axis == Axis::channel && shapesMayDiffer(op)) {
+    if ((codec.axis == Axis::channel && shapesMayDiffer(op)) || codec.unit != 0) {
       throw ValueError("policy: " + op + ": expected a codec that does not follow a tensor's shape, got '" +
                        codec.str() + "'");
     }

@@ -19,6 +19,11 @@ namespace {
 
 constexpr const char* kPolicyKey = "p2p";
 
+// Whether what is decoded of a row depends on other rows.
+bool tiesTokens(const CodecSpec& codec, int64_t width) {
+  return tiesAll(codec) || (isGrid(codec.id) && width % codec.bucket != 0);
+}
+
 }  // namespace
 
 // A message of lowcomm's own from the call to its Work. The engine first: frames go back to its pool.
@@ -104,6 +109,13 @@ std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType t
   const CodecSpec codec = parts_.codecs.codecOf(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
   std::shared_ptr<P2pRequest> request(
       new P2pRequest{parts_.group.sharedEngine(), type, tensors[0], codec, peer, static_cast<uint32_t>(tag)});
+  if (request->sends() && tensors[0].dim() == 3 && tiesTokens(codec, tensors[0].size(2)) &&
+      parts_.group.stats.withoutUnits(name)) {
+    TORCH_WARN("lowcomm: ", name, " under the policy p2p=", codec.str(),
+               ": a token of a tensor [batch, time, width], here ", tensors[0].sizes(),
+               ", is coded together with later ones, which a causal model learns to read: use ",
+               "lc.pipeline.Stage or Edge, or a codec whose bucket divides the width");
+  }
   if (!request->sends()) request->source = std::make_shared<std::atomic<int>>(peer);
   return request;
 }

@@ -41,6 +41,11 @@ bool Stats::because(const std::string& op, const std::string& reason) {
   return ops_[op].exact_because[reason]++ == 0;
 }
 
+bool Stats::withoutUnits(const std::string& op) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ops_[op].without_units++ == 0;
+}
+
 void Stats::staged(const std::string& op) {
   std::lock_guard<std::mutex> lock(mutex_);
   ops_[op].staged_calls += 1;

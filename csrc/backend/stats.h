@@ -19,6 +19,7 @@ struct OpStats {
   uint64_t calls = 0;
   uint64_t exact_calls = 0;                          // of these, sent without a codec
   std::map<std::string, uint64_t> exact_because;     // tensors that went exact though somebody named the op, by reason
+  uint64_t without_units = 0;                        // sends of [batch, time, width] whose codec ties tokens together
   uint64_t staged_calls = 0;                         // encoded and decoded on a device
   std::map<std::string, uint64_t> unstaged_because;  // coded calls of CUDA tensors that copied values, by reason
   uint64_t raw_bytes = 0;                            // what this rank would have sent without a codec
@@ -45,6 +46,8 @@ class Stats {
   // Whether it is the first for this reason.
   bool because(const std::string& op, const std::string& reason);
   void staged(const std::string& op);
+  // Whether it is the first.
+  bool withoutUnits(const std::string& op);
   // Whether it is the first for this reason.
   bool unstaged(const std::string& op, const std::string& reason);
   void inner(const std::string& op, uint64_t raw_bytes);

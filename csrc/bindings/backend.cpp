@@ -105,6 +105,7 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["calls"] = s.calls;
     entry["exact_calls"] = s.exact_calls;
     entry["exact_because"] = s.exact_because;
+    entry["without_units"] = s.without_units;
     entry["staged_calls"] = s.staged_calls;
     entry["unstaged_because"] = s.unstaged_because;
     entry["device_to_host_bytes"] = s.device_to_host_bytes;

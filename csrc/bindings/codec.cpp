@@ -149,6 +149,13 @@ void bindCodec(py::module_& m) {
       "caution",
       [](const std::string& spec) { return asPythonErrors([&] { return caution(CodecSpec::parse(spec)); }); },
       py::arg("spec"), "A sentence where the codec is allowed but hardly ever what was meant, else None.");
+  m.def(
+      "ties_all",
+      [](const std::string& spec) {
+        const char* what = asPythonErrors([&] { return tiesAll(CodecSpec::parse(spec)); });
+        return std::string(what ? what : "");
+      },
+      py::arg("spec"), "What makes each value depend on all elements of a tensor, 'axis=channel' say; '' for nothing.");
   m.def("codec_names", &codecNames, "Codec names this build knows with their bit ranges, comma-separated.");
   py::class_<BoundCodec>(m, "Codec", kClassDoc)
       .def(py::init([](const std::string& spec) {

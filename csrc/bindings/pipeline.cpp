@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -65,11 +66,11 @@ WorkPtr workOf(LowcommBackend& group, const Channel& channel, c10d::OpType type,
                                           source, group.parts().group.callbacks, nullptr, finish);
 }
 
-// The codec of a tensor whose last dimension has `channels` elements.
-CodecSpec specOf(const std::string& text, uint32_t channels) {
+// The codec of a tensor whose last dimension has `channels` elements, and its units `unit`; 0: none.
+CodecSpec specOf(const std::string& text, uint32_t channels, uint64_t unit) {
   if (text.empty()) return {};
-  CodecSpec spec = CodecSpec::parse(text);
-  return spec.open() ? spec.withChannels(channels) : spec;
+  const CodecSpec parsed = CodecSpec::parse(text), spec = parsed.open() ? parsed.withChannels(channels) : parsed;
+  return unit == 0 ? spec : spec.withUnit(unit);
 }
 
 }  // namespace
@@ -83,12 +84,13 @@ void bindPipeline(py::module_& m) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  // (elements, channels) of a slot file.
+  // (elements, channels, unit) of a slot file.
   m.def(
       "slot_file_shape",
       [](const std::string& path) {
         const SlotFileHeader header = translated([&] { return FileStore::headerOf(path); });
-        return std::pair(header.elements, header.channels);
+        return std::tuple(header.elements, header.channels,
+                          translated([&] { return SlotFormat::unitOf(header.format); }));
       },
       py::arg("path"));
   m.def(
@@ -96,10 +98,11 @@ void bindPipeline(py::module_& m) {
 
   py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")
       // `file`: the path of a slot file, or empty for slots in RAM; `place` and `run` are its header's.
-      .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store, const std::string& file,
-                       const std::string& place, const std::string& run, std::optional<uint64_t> max_bytes) {
+      .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store, uint64_t unit,
+                       const std::string& file, const std::string& place, const std::string& run,
+                       std::optional<uint64_t> max_bytes) {
              return translated([&] {
-               const SlotFormat format = SlotFormat::parse(store, elements, channels);
+               const SlotFormat format = SlotFormat::parse(store, elements, channels, unit);
                const uint64_t most = max_bytes.value_or(UINT64_MAX);
                if (file.empty()) return std::make_shared<SampleMemory>(format, most);
                const size_t slot_bytes = format.slotBytes();
@@ -112,8 +115,9 @@ void bindPipeline(py::module_& m) {
                    most);
              });
            }),
-           py::arg("elements"), py::arg("channels"), py::arg("store"), py::kw_only(), py::arg("file") = "",
-           py::arg("place") = "", py::arg("run") = "", py::arg("max_bytes") = py::none(), release())
+           py::arg("elements"), py::arg("channels"), py::arg("store"), py::kw_only(), py::arg("unit") = 0,
+           py::arg("file") = "", py::arg("place") = "", py::arg("run") = "", py::arg("max_bytes") = py::none(),
+           release())
       .def("version", &SampleMemory::version, py::arg("sample"))
       .def("forget", &SampleMemory::forget, py::arg("sample"), py::arg("why") = "")
       .def("read_ahead", &SampleMemory::readAhead, py::arg("samples"), release())
@@ -190,22 +194,22 @@ void bindPipeline(py::module_& m) {
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
                        const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory,
                        const std::string& edge, const std::string& part, const std::optional<std::string>& overflow,
-                       const std::string& gradient) {
+                       const std::string& gradient, const std::array<uint64_t, 3>& units) {
              return translated([&] {
                ChannelOptions options{wireType(dtype),
-                                      {specOf(codec, channels), specOf(first, channels)},
+                                      {specOf(codec, channels, units[0]), specOf(first, channels, units[1])},
                                       group->parts().draws.key(),
                                       edge,
                                       part,
                                       gradient};
-               if (overflow) options.codecs.overflow = specOf(*overflow, channels);
+               if (overflow) options.codecs.overflow = specOf(*overflow, channels, units[2]);
                return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
                                                 std::move(memory));
              });
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
            py::arg("first"), py::arg("channels"), py::arg("memory"), py::arg("edge"), py::arg("part"),
-           py::arg("overflow") = py::none(), py::arg("gradient") = "")
+           py::arg("overflow") = py::none(), py::arg("gradient") = "", py::arg("units") = std::array<uint64_t, 3>{})
       .def(
           "send",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {

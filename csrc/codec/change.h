@@ -37,7 +37,7 @@ void fetch(Elements x, uint64_t count);
 
 // One run's change against a memory, encoded as the memory is brought up to date: piece by piece from the first element
 // to the last, each of piece() elements or any multiple of them, the last one of what is left.
-inline constexpr uint64_t kChangePiece = 4096;  // the most that piece() is
+inline constexpr uint64_t kChangePiece = 4096;  // of codecs without units
 
 // Made for one payload; used under FloatEnv.
 class ChangeEncoder {
@@ -45,11 +45,6 @@ class ChangeEncoder {
   virtual ~ChangeEncoder() = default;
 
   virtual uint64_t piece() const { return kChangePiece; }
-
-  // Whether all pieces go through measure() before they go through encode().
-  virtual bool measures() const { return false; }
-  // False when an element of x - before is refused.
-  virtual bool measure(const float* /*x*/, Elements /*before*/, uint64_t /*count*/) { return true; }
 
   // Encodes x - before, and after = before + what that decodes to; `after` may be `before`. False when an element is
   // refused: of this piece `after` is then without meaning, and in place Codec::encode would refuse the same elements

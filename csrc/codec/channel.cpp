@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
-#include "codec/channel_change.h"
 #include "codec/float_codec.h"
 #include "codec/grid.h"
 #include "codec/nonfinite.h"
@@ -16,7 +15,7 @@
 namespace lowcomm {
 namespace {
 
-class ChannelCodec final : public FloatCodec, public ChangeCodec {
+class ChannelCodec final : public FloatCodec {
  public:
   ChannelCodec(const CodecSpec& spec, const KernelTable& table)
       : FloatCodec(spec, table), form_(gridForm(spec)), scales_(spec) {
@@ -41,22 +40,7 @@ class ChannelCodec final : public FloatCodec, public ChangeCodec {
 
   void repair(void* x, DType dtype, uint64_t count) const override { saturateChannels(x, dtype, count, spec().bucket); }
 
-  std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                               const Draws&) const override {
-    if (rule_ != GridRule::centred || !begin(dst, DType::float32, first, count)) return nullptr;
-    std::memset(dst.data() + meta_, 0, up64(meta_) - meta_);
-    return makeChannelChangeEncoder(payload(), dst.data());
-  }
-  std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                               uint64_t count) const override {
-    if (rule_ != GridRule::centred || count == 0) return nullptr;
-    checkRun(DType::float32, first);
-    checkPayload(src, count);
-    return makeChannelChangeDecoder(payload(), src.data());
-  }
-
  private:
-  ChannelPayload payload() const { return {table(), form_, spec().bits, channels(), up64(meta_)}; }
   uint64_t channels() const { return spec().bucket; }
 
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t, uint64_t count,

@@ -65,6 +65,7 @@ std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec) {
 
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable& table) {
   if (spec.id == CodecId::none) return std::make_shared<NoneCodec>(spec);
+  if (isGrid(spec.id) && spec.unit != 0) return makeUnitCodec(spec, table);
   if (isGrid(spec.id) && spec.axis == Axis::channel) return makeChannelCodec(spec, table);
   if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, table);
   if (isCast(spec.id)) return makeCastCodec(spec, table);

@@ -49,6 +49,8 @@ enum class Rotation : uint8_t { never, option, always };
 inline constexpr uint8_t kRotatedFlag = 1 << 5;  // of a frame
 inline constexpr uint32_t kLeastRotatedBucket = 512;
 
+inline constexpr uint8_t kUnitFlag = 1 << 6;  // of a frame: buckets and rotations begin anew at every unit
+
 // The properties in which grid codecs differ: the only list of them. Parser, names, frame checks and kernels' forms
 // follow it.
 struct GridFamily {

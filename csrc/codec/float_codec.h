@@ -79,6 +79,7 @@ class FloatCodec : public Codec {
 std::shared_ptr<const Codec> makeCastCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeChannelCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeScalarCodec(const CodecSpec& spec, const KernelTable& table);
+std::shared_ptr<const Codec> makeUnitCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeTopkCodec(const CodecSpec& spec, const KernelTable& table);
 
 // The elements themselves, little-endian, filled with zeros to a multiple of 64 bytes. Takes every element type.

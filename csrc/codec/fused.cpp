@@ -110,20 +110,12 @@ bool FusedCodec::encodeInOnePass(std::span<std::byte> dst, Elements x, Elements 
   const auto encoder = changes_ ? changes_->changeEncoder(dst, first, count, draws) : nullptr;
   if (!encoder) return false;
   const uint64_t piece = x.dtype == DType::float32 ? count : encoder->piece();
-  const auto each = [&](auto&& step) {
-    bool taken = true;
-    for (uint64_t at = 0; taken && at < count; at += piece) {
-      const uint64_t n = std::min(piece, count - at);
-      taken = step(widened(x, at, n, work_), at, n);
-    }
-    return taken;
-  };
-  if (encoder->measures() &&
-      !each([&](const float* from, uint64_t at, uint64_t n) { return encoder->measure(from, further(before, at), n); }))
-    return false;
-  return each([&](const float* from, uint64_t at, uint64_t n) {
-    return encoder->encode(from, further(before, at), further(after, at), n);
-  });
+  bool taken = true;
+  for (uint64_t at = 0; taken && at < count; at += piece) {
+    const uint64_t n = std::min(piece, count - at);
+    taken = encoder->encode(widened(x, at, n, work_), further(before, at), further(after, at), n);
+  }
+  return taken;
 }
 
 bool FusedCodec::decodeInOnePass(std::span<const std::byte> src, State y, Elements before, State after, uint64_t first,

@@ -55,18 +55,26 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 
 }  // namespace
 
-GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : FloatCodec(spec, table), form_(gridForm(spec)), scales_(spec) {
+GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table) : GridCodec(spec, table, spec.bucket) {}
+
+GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, uint32_t bucket)
+    : FloatCodec(spec, table),
+      bucket_(bucket),
+      rows_(std::min(kAllRows, std::countr_zero(bucket | kBlock) - 4)),
+      form_(gridForm(spec)),
+      scales_(spec) {
   if (spec.axis != Axis::flat) throw ValueError(name() + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
+  // The other forms have no buckets below 64; what is left of a unit for smaller ones is little.
+  const KernelTable& loops = bucket == kTensorBucket || bucket >= 64 ? table : *scalarKernels();
   if (family.book) {
     const auto rule = static_cast<size_t>(spec.id == CodecId::gauss ? CodebookRule::gauss : CodebookRule::levels);
-    encode_ = table.codebooks->encode[width][rule];
-    decode_ = table.codebooks->decode[width][rule];
+    encode_ = loops.codebooks->encode[width][rule];
+    decode_ = loops.codebooks->decode[width][rule];
   } else {
-    encode_ = table.encode_grid[width][static_cast<size_t>(gridRule(family))];
-    decode_ = (family.centred ? table.decode_centred : table.decode_grid)[width];
+    encode_ = loops.encode_grid[width][static_cast<size_t>(gridRule(family))];
+    decode_ = (family.centred ? loops.decode_centred : loops.decode_grid)[width];
   }
 }
 
@@ -90,12 +98,12 @@ std::shared_ptr<const Codec> GridCodec::with(const LevelTable& levels) const {
 }
 
 uint64_t GridCodec::granularity() const {
-  return spec().bucket == kTensorBucket ? kUncut : std::max<uint64_t>(kBlock, spec().bucket);
+  return bucket_ == kTensorBucket ? kUncut : std::max<uint64_t>(kBlock, bucket_);
 }
 
 // One bucket for a whole tensor (bucket=tensor) is a bucket that the tensor is no longer than.
 uint32_t GridCodec::bucketOf(uint64_t count) const {
-  if (spec().bucket != kTensorBucket) return spec().bucket;
+  if (bucket_ != kTensorBucket) return bucket_;
   if (count > kLongestTensor) {
     throw ValueError(name() + ": expected a tensor of at most " + std::to_string(kLongestTensor) + " elements, got " +
                      std::to_string(count));
@@ -110,7 +118,7 @@ GridForm GridCodec::formOf(uint64_t count) const {
 }
 
 uint64_t GridCodec::codes(uint64_t count) const {
-  return isRotated(spec()) ? wholeBlocks(count) : count;
+  return wholeBlocksOnly() ? wholeBlocks(count) : count;
 }
 
 size_t GridCodec::metaBytes(uint64_t count) const {
@@ -123,7 +131,7 @@ size_t GridCodec::wordBytes(uint64_t codes) const {
 }
 
 std::optional<size_t> GridCodec::headBytes(uint64_t count, DType) const {
-  return spec().bucket == kTensorBucket ? std::nullopt : std::optional(metaBytes(count));
+  return bucket_ == kTensorBucket ? std::nullopt : std::optional(metaBytes(count));
 }
 
 size_t GridCodec::encodedBytes(uint64_t count, DType) const {
@@ -178,27 +186,28 @@ void GridCodec::poison(std::span<std::byte> dst, uint64_t count, uint64_t bucket
   scales_.poison(dst.data(), bucket);
 }
 
-template <typename Make>
 bool GridCodec::encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const PhiloxKey& key,
-                             const Make& make) const {
-  GridForm form = formOf(count);
-  const uint64_t piece = pieceOf(form.bucket, codes(count));
-  std::byte* words = clearedPadding(dst, metaBytes(count));
+                             const MakePiece& make) const {
+  const uint64_t piece = pieceOf(bucketOf(count), codes(count));
+  clearedPadding(dst, metaBytes(count));
   std::unique_ptr<float[]> rotated;
   if (isRotated(spec())) rotated = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
-    const uint64_t n = std::min(piece, count - at), block = (first + at) / kBlock;
-    const Piece made = make(at, n);
-    form.soon = made.soon;
-    std::byte *to_meta = dst.data() + metaBytes(at), *to_words = words + wordBytes(at);
-    if (rotated) {
-      if (!table().rotation->rotate(rotated.get(), made.x, n)) return false;
-      if (!encodeRotated(to_meta, to_words, rotated.get(), n, form, block, key)) return false;
-    } else if (!encode_(to_meta, to_words, made.x, n, form, block, key)) {
-      return false;
-    }
+    const uint64_t n = std::min(piece, count - at);
+    if (!encodeAt({dst.data(), first, count}, at, make(at, n), n, rotated.get(), key)) return false;
   }
   return true;
+}
+
+bool GridCodec::encodeAt(const Payload& payload, uint64_t at, const Piece& made, uint64_t n, float* rotated,
+                         const PhiloxKey& key) const {
+  GridForm form = formOf(payload.count);
+  form.soon = made.soon;
+  const uint64_t block = (payload.first + at) / kBlock;
+  std::byte* meta = payload.bytes + metaBytes(at);
+  std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
+  if (!isRotated(spec())) return encode_(meta, words, made.x, n, form, block, key);
+  return rotate()(rotated, made.x, n) && encodeRotated(meta, words, rotated, n, form, block, key);
 }
 
 // x: the rotated blocks of `count` elements, the last ones of the run where that is no multiple of a block.
@@ -221,30 +230,43 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectZero(src.subspan(meta, words - meta), name(), "metadata padding");
 
   if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name());
-  expectUnusedZero(src.subspan(words), spec().bits, count, name(), isRotated(spec()));
+  expectUnusedZero(src.subspan(words), spec().bits, count, name(), wholeBlocksOnly());
 }
 
 void GridCodec::decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const {
-  const auto* unrotate = isRotated(spec()) ? table().rotation->unrotate : nullptr;
-  // A rotation's sums and signs make other NaNs of a poisoned bucket's.
-  const bool settles = unrotate && spec().nonfinite == Nonfinite::poison;
   if (dtype != DType::float32) {
     decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
-      if (unrotate) unrotate[0](values, values, n);
-      if (settles) settleNans(values, n);
+      if (isRotated(spec())) unrotate(false)(values, values, n);
+      if (isRotated(spec()) && spec().nonfinite == Nonfinite::poison) settleNans(values, n);
       narrowing(dtype)(static_cast<uint16_t*>(dst) + at, values, n);
     });
-  } else if (unrotate) {
-    decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
-      unrotate[0](static_cast<float*>(dst) + at, values, n);
-      if (settles) settleNans(static_cast<float*>(dst) + at, n);
-    });
+  } else if (isRotated(spec())) {
+    // In place, where the memory that is written has been asked for; what is left of a block in memory of its own.
+    const Payload payload{const_cast<std::byte*>(src.data()), 0, count};
+    auto* y = static_cast<float*>(dst);
+    const uint64_t whole = count / granularity() * granularity(), piece = pieceOf(bucketOf(count), codes(count));
+    for (uint64_t at = 0; at < whole; at += piece)
+      decodeAt(y + at, payload, at, std::min(piece, whole - at));
+    if (whole == count) return;
+    std::vector<float> rest(codes(count - whole));
+    decodeAt(rest.data(), payload, whole, count - whole);
+    std::copy_n(rest.begin(), count - whole, y + whole);
   } else {
     decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   }
 }
 
-// Calls take(values, at, n) for runs of n elements from element `at` on: the values of their codes.
+// A rotation's sums and signs make other NaNs of a poisoned bucket's: they are settled.
+void GridCodec::decodeAt(float* y, const Payload& payload, uint64_t at, uint64_t n) const {
+  const std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
+  decode_[0](y, payload.bytes + metaBytes(at), words, codes(n), formOf(payload.count));
+  if (!isRotated(spec())) return;
+  unrotate(false)(y, y, n);
+  if (spec().nonfinite == Nonfinite::poison) settleNans(y, n);
+}
+
+// Calls take(values, at, n) for runs of n elements from element `at` on: the values of their codes, which are rotated
+// where the elements were.
 template <typename Take>
 void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& take) const {
   const GridForm form = formOf(count);
@@ -262,9 +284,8 @@ void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& t
 
 void GridCodec::addTo(float* acc, std::span<const std::byte> src, uint64_t count) const {
   if (isRotated(spec())) {
-    decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
-      table().rotation->unrotate[1](acc + at, values, n);
-    });
+    decodePieces(src.data(), count,
+                 [&](const float* values, uint64_t at, uint64_t n) { unrotate(true)(acc + at, values, n); });
   } else {
     decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   }

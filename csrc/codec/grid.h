@@ -77,6 +77,10 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
   GridCodec(const CodecSpec& spec, const KernelTable& table);
 
+  // Of a part of units (codec/units.cpp): its buckets have `bucket` elements, a power of two from 16 on; each of them
+  // is rotated by itself where it has fewer than 512. Runs are of whole buckets.
+  GridCodec(const CodecSpec& spec, const KernelTable& table, uint32_t bucket);
+
   // A levels codec with its table. Throws ValueError as Codec::with.
   GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels);
 
@@ -96,7 +100,9 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
                                                uint64_t count) const override;
 
  private:
+  friend class GridDelta;
   friend class GridChange;
+  friend class UnitCodec;
 
   uint32_t bucketOf(uint64_t count) const;
   GridForm formOf(uint64_t count) const;
@@ -107,9 +113,6 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   void checkRun(DType dtype, uint64_t first) const override;
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                    const PhiloxKey& key) const override;
-  template <typename Make>
-  bool encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const PhiloxKey& key,
-                    const Make& make) const;
   bool encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, GridForm form, uint64_t block,
                      const PhiloxKey& key) const;
   std::vector<uint64_t> blankRefused(void* x, DType dtype, uint64_t count) const override;
@@ -120,7 +123,25 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   void addTo(float* acc, std::span<const std::byte> src, uint64_t count) const override;
   template <typename Take>
   void decodePieces(const std::byte* src, uint64_t count, const Take& take) const;
+  // A payload of `count` elements, the first of which is the tensor's element `first`. n of them from `at` on, a
+  // multiple of granularity(), are encoded and decoded by themselves; `rotated` has room for their whole blocks, and so
+  // has y.
+  struct Payload {
+    std::byte* bytes;  // which a decoder only reads
+    uint64_t first, count;
+  };
+  bool encodeAt(const Payload& payload, uint64_t at, const Piece& made, uint64_t n, float* rotated,
+                const PhiloxKey& key) const;
+  void decodeAt(float* y, const Payload& payload, uint64_t at, uint64_t n) const;
+  bool encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const PhiloxKey& key,
+                    const MakePiece& make) const;
 
+  bool wholeBlocksOnly() const { return isRotated(spec()) && bucket_ >= kLeastRotatedBucket; }
+  auto rotate() const { return table().rotation->rotate[rows_]; }
+  auto unrotate(bool add) const { return table().rotation->unrotate[rows_][add]; }
+
+  const uint32_t bucket_;  // spec().bucket, or that of a part
+  const int rows_;         // rotated together, as RotationLoops counts them
   GridForm form_;
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]

@@ -56,6 +56,7 @@ std::string CodecSpec::str() const {
   if (delta != 0) text += ",delta=" + shortest(delta);
   if (rotate) text += ",rotate=1";
   if (gain != 1) text += ",gain=" + shortest(gain);
+  if (unit != 0) text += ",unit=" + std::to_string(unit);
   if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
   if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
   return text;
@@ -79,7 +80,8 @@ uint8_t frameFlags(const CodecSpec& spec) {
   if (family == nullptr) return static_cast<uint8_t>(spec.stochastic ? Rounding::stochastic : Rounding::nearest);
   return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
                               (spec.meta == Meta::bf16 ? kBf16Flag : 0) |
-                              (spec.axis == Axis::channel ? kChannelFlag : 0) | (isRotated(spec) ? kRotatedFlag : 0));
+                              (spec.axis == Axis::channel ? kChannelFlag : 0) | (isRotated(spec) ? kRotatedFlag : 0) |
+                              (spec.unit != 0 ? kUnitFlag : 0));
 }
 
 CodecSpec CodecSpec::withChannels(uint64_t channels) const {
@@ -94,6 +96,30 @@ CodecSpec CodecSpec::withChannels(uint64_t channels) const {
   }
   CodecSpec spec = *this;
   spec.bucket = static_cast<uint32_t>(channels);
+  return spec;
+}
+
+const char* tiesAll(const CodecSpec& spec) {
+  if (spec.id == CodecId::topk) return "topk";
+  if (!isGrid(spec.id)) return nullptr;
+  return spec.axis == Axis::channel ? "axis=channel" : spec.bucket == kTensorBucket ? "bucket=tensor" : nullptr;
+}
+
+CodecSpec CodecSpec::withUnit(uint64_t elements) const {
+  if (const char* what = tiesAll(*this)) {
+    throw ValueError("codec '" + str() +
+                     "': unit: expected a codec whose scales are those of consecutive elements, got " + what +
+                     ", with which every element depends on all others of a message");
+  }
+  if (!isUnit(elements)) {
+    throw ValueError("codec '" + str() + "': unit: expected " + kUnits + ", got " + std::to_string(elements));
+  }
+  if (unit != 0 && unit != elements) {
+    throw ValueError("codec '" + str() + "': unit: expected " + std::to_string(unit) + ", got " +
+                     std::to_string(elements));
+  }
+  CodecSpec spec = *this;
+  spec.unit = isGrid(id) && elements % bucket != 0 ? elements : 0;
   return spec;
 }
 
@@ -159,6 +185,10 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
   if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
+  if (spec.unit != 0 && (tiesAll(spec) || needsTable(spec))) {
+    return std::string("unit: expected none with ") + (needsTable(spec) ? "levels" : tiesAll(spec)) + ", got " +
+           std::to_string(spec.unit);
+  }
   if (spec.delta != 0 && !isDelta(spec.delta)) {
     return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
   }

@@ -19,11 +19,13 @@ std::string gridBits(const GridFamily& family);  // "1...8"
 // Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
 constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
   const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0) |
-                           (family.channels() ? kChannelFlag : 0) |
+                           (family.channels() ? kChannelFlag | kUnitFlag
+                            : family.centred  ? kUnitFlag
+                                              : 0) |
                            (family.rotation == Rotation::option ? kRotatedFlag : 0);
   const uint8_t always =
       static_cast<uint8_t>(family.rounding) | (family.rotation == Rotation::always ? kRotatedFlag : 0);
-  return (flags & ~optional) == always && (flags & (kChannelFlag | kRotatedFlag)) != (kChannelFlag | kRotatedFlag);
+  return (flags & ~optional) == always && ((flags & kChannelFlag) == 0 || (flags & (kRotatedFlag | kUnitFlag)) == 0);
 }
 constexpr bool isPlainFlags(const PlainFamily& family, uint8_t flags) {
   return flags == 0 || (family.stochastic && flags == static_cast<uint8_t>(Rounding::stochastic));
@@ -65,6 +67,12 @@ inline bool isValueFamily(const GridFamily* family) {
   return family != nullptr && !family->book;
 }
 
+// Elements of a unit, which the option unit=<U> gives (FORMAT.md, "Units").
+inline constexpr const char* kUnits = "1...2^40";
+constexpr bool isUnit(uint64_t unit) {
+  return unit >= 1 && unit <= uint64_t{1} << 40;
+}
+
 // The three ways to treat NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
 // their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
 enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
@@ -87,6 +95,10 @@ struct CodecSpec {
   double keep = 0;                 // topk: the share of elements that is sent, above 0 and at most 1
   CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with its default options
   uint8_t value_bits = 0;          // its bits
+  // Consecutive elements that are coded without regard to others, so that none tells of those behind it: a token's, a
+  // sample's. 0: buckets and rotations go on from one to the next. Never a multiple of the bucket, where that makes no
+  // difference.
+  uint64_t unit = 0;
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
   // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is
@@ -104,6 +116,10 @@ struct CodecSpec {
   // be a number of channels, or for another than the spec names.
   CodecSpec withChannels(uint64_t channels) const;
 
+  // This spec for tensors whose units have `elements`: itself where buckets and rotations end with them anyway. Throws
+  // ValueError where the codec ties all elements of a tensor together, or has another unit.
+  CodecSpec withUnit(uint64_t elements) const;
+
   bool operator==(const CodecSpec&) const = default;
 };
 
@@ -111,6 +127,9 @@ struct CodecSpec {
 CodecSpec valueSpec(const CodecSpec& topk);
 
 bool isRotated(const CodecSpec& spec);
+
+// What makes each of a codec's values depend on all elements of a tensor, "axis=channel" say; null where nothing does.
+const char* tiesAll(const CodecSpec& spec);
 
 // Whether the codec is nothing without a level table (codec/level_table.h), which a text cannot name.
 bool needsTable(const CodecSpec& spec);

@@ -20,9 +20,10 @@ constexpr std::string_view kDefaultValues = "sym8";
 // nobody takes a typing error for a missing feature or the other way round.
 constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterOptions[] = {"ratio"};
-constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "delta",
-                                                "rotate", "gain", "round", "keep", "values", "nonfinite"};
-constexpr const char* kOptions = "bucket, axis, C, meta, range, delta, rotate, gain, round, keep, values, nonfinite";
+constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "delta",    "rotate",
+                                                "gain",   "unit", "round", "keep", "values", "nonfinite"};
+constexpr const char* kOptions =
+    "bucket, axis, C, meta, range, delta, rotate, gain, unit, round, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -169,6 +170,8 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
     spec.rotate = value == "1";
   } else if (key == "gain") {
     spec.gain = parseNumber(text, "gain", value, isGain, kGains);
+  } else if (key == "unit") {
+    spec.unit = parseNumber(text, "unit", value, isUnit, kUnits);
   } else if (key == "nonfinite") {
     if (value == "saturate") {
       spec.nonfinite = Nonfinite::saturate;
@@ -209,7 +212,7 @@ CodecSpec CodecSpec::parse(std::string_view text) {
     fail(text, "C: expected it with axis=channel, got it alone");
   }
   if (const auto why = misfit(spec)) fail(text, *why);
-  return spec;
+  return spec.unit == 0 ? spec : spec.withUnit(spec.unit);
 }
 
 }  // namespace lowcomm

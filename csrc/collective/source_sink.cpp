@@ -14,7 +14,7 @@ namespace lowcomm {
 
 std::optional<Window> windowOf(const Loss& loss, size_t k, size_t frames, const Run& run, uint32_t step) {
   if (loss.taken() || run.codec->spec().id == CodecId::none || k != step % frames) return std::nullopt;
-  const uint64_t granule = run.codec->granularity();
+  const uint64_t unit = run.codec->spec().unit, granule = unit > 0 ? unit : run.codec->granularity();
   if (granule == Codec::kUncut || granule >= run.count) {
     if (run.count == 0 || run.count > kMostSampled) return std::nullopt;
     return Window{0, run.count};
@@ -37,7 +37,7 @@ void addLossOf(Loss& loss, const Run& run, const Window& window, const std::vect
   // Of the thread, which encodes op after op: fresh memory would cost more than the sample.
   thread_local std::vector<std::byte> payload;
   thread_local std::vector<float> decoded;
-  const uint64_t at = run.offset + window.first;
+  const uint64_t at = run.codec->spec().unit > 0 ? 0 : run.offset + window.first;  // of units a window is a tensor
   payload.resize(run.codec->encodedBytes(window.count, DType::float32));
   decoded.resize(window.count);
   run.codec->encode(payload, x.data(), DType::float32, at, window.count, draws);

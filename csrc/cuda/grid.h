@@ -84,12 +84,6 @@ struct FusedState {
 void encodeDelta(const Place& place, const GridRun& run, void* payload, const void* x, const FusedState& m,
                  uint64_t block, const PhiloxKey& key, uint32_t* refused);
 
-// The receiver's side of encodeDelta: y = m.before + decode(payload), rounded once to run.dtype, and m.after = the same
-// sum in m's type, the bits that the sender's memory has. Codecs are all of grid.h, `levels`, `gauss` and rotated ones
-// too. Refuses what decodeGrid does; y and m.after are then without meaning.
-void decodeDelta(const Place& place, const GridRun& run, void* y, const void* payload, const FusedState& m,
-                 uint32_t* refused);
-
 // Error feedback: y = g + e.before, payload = encode(y), e.after = y - decode(payload). Under saturate and poison a
 // residual that is not finite becomes 0. run.dtype is g's.
 void encodeFeedback(const Place& place, const GridRun& run, void* payload, const void* g, const FusedState& e,

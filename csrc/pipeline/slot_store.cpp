@@ -88,10 +88,16 @@ SlotFormat::SlotFormat(uint64_t elements, const CodecSpec& codec)
       codec_(makeCodec(expectSlotCodec(codec))),
       slot_bytes_(codec_->encodedBytes(elements, DType::float32)) {}
 
-SlotFormat SlotFormat::parse(const std::string& text, uint64_t elements, uint64_t channels) {
+SlotFormat SlotFormat::parse(const std::string& text, uint64_t elements, uint64_t channels, uint64_t unit) {
   if (const auto dtype = floatType(text)) return SlotFormat(elements, *dtype);
-  const CodecSpec codec = CodecSpec::parse(text);
-  return SlotFormat(elements, codec.open() ? codec.withChannels(channels) : codec);
+  const CodecSpec parsed = CodecSpec::parse(text), codec = parsed.open() ? parsed.withChannels(channels) : parsed;
+  return SlotFormat(elements, unit == 0 ? codec : codec.withUnit(unit));
+}
+
+uint64_t SlotFormat::unitOf(const std::string& name) {
+  const bool plain =
+      name == dtypeName(DType::float32) || name == dtypeName(DType::float16) || name == dtypeName(DType::bfloat16);
+  return plain ? 0 : CodecSpec::parse(name).unit;
 }
 
 void SlotFormat::check(const std::string& text) {

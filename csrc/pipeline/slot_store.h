@@ -107,8 +107,9 @@ class SlotFormat {
   // ValueError for 0 elements, for a codec that does not take so many, and for `none` and codecs with a level table.
   SlotFormat(uint64_t elements, const CodecSpec& codec);
 
-  // The same from a user's text: "fp32", "fp16" or "bf16", or a codec. `channels` is the last dimension of the tensor.
-  static SlotFormat parse(const std::string& text, uint64_t elements, uint64_t channels);
+  // The same from a user's text: "fp32", "fp16" or "bf16", or a codec. `channels` is the last dimension of the tensor,
+  // `unit` the elements of its units; 0: none.
+  static SlotFormat parse(const std::string& text, uint64_t elements, uint64_t channels, uint64_t unit = 0);
 
   uint64_t elements() const { return elements_; }
   size_t slotBytes() const { return slot_bytes_; }
@@ -118,6 +119,9 @@ class SlotFormat {
 
   // The dtype's name, or the codec's text: two sides with equal names hold equal bits after equal messages.
   std::string name() const;
+
+  // The unit in a name; 0 without one.
+  static uint64_t unitOf(const std::string& name);
 
   // Whether slots hold codes. Elements are then worked on as float32, else in the slot itself.
   bool coded() const { return codec_ != nullptr; }

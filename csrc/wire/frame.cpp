@@ -48,6 +48,7 @@ void checkFields(const FrameHeader& h) {
     if (grid && grid->channels()) optional += " or " + text(kChannelFlag) + " more";
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
+    if (grid && grid->id != CodecId::levels) optional += " or " + text(kUnitFlag) + " more";
     if (grid && grid->rotation == Rotation::option) optional += " or " + text(kRotatedFlag) + " more";
     const int always =
         grid ? static_cast<int>(grid->rounding) | (grid->rotation == Rotation::always ? kRotatedFlag : 0) : 0;
@@ -57,8 +58,9 @@ void checkFields(const FrameHeader& h) {
   const bool channel = (h.flags & kChannelFlag) != 0, rotated = (h.flags & kRotatedFlag) != 0;
   if (!grid && h.bucket != 0) fail<Error>("bucket", "0 for this codec", text(h.bucket));
   if (channel && !isGridChannels(h.bucket)) fail<Error>("bucket", kGridChannels, text(h.bucket));
-  if (grid && !channel && !isGridBucket(h.bucket, rotated) && (rotated || h.bucket != kTensorBucket)) {
-    fail<Error>("bucket", std::string(gridBuckets(rotated)) + (rotated ? "" : " or 0"), text(h.bucket));
+  const bool sized = rotated || (h.flags & kUnitFlag) != 0;
+  if (grid && !channel && !isGridBucket(h.bucket, rotated) && (sized || h.bucket != kTensorBucket)) {
+    fail<Error>("bucket", std::string(gridBuckets(rotated)) + (sized ? "" : " or 0"), text(h.bucket));
   }
 }
 

@@ -15,6 +15,7 @@ from torch_lowcomm.pipeline.cache import Cache, Slot
 from torch_lowcomm.pipeline.comparison import compare
 from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
+from torch_lowcomm.pipeline.units import expect_unit, unit_of
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -50,6 +51,7 @@ class Boundary:
         *,
         first: str,
         cache: Cache | None,
+        unit: str | None = None,
         slot: int | None = None,
     ) -> None:
         """Makes a boundary without channels.
@@ -60,13 +62,18 @@ class Boundary:
             number: The index of the stage before the boundary, or FIRST_EDGE and on.
             first: The codec of first visits; "": exact.
             cache: What is remembered of samples.
+            unit: What is coded without regard to the rest of a message, as `unit_of` has it.
             slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
+
+        Raises:
+            ValueError: There is no such unit.
         """
+        expect_unit(unit)
         self._backend, self._peer, self.number = backend, peer, number
         self.slot = number if slot is None else slot
         self._block = _C.ChannelBlock(backend, peer, number)
-        self._first, self._cache = first, cache
-        self._channels: dict[tuple[Place, str, bool, torch.dtype, int, str], _C.Channel] = {}
+        self._first, self._cache, self._unit = first, cache, unit
+        self._channels: dict[tuple[Place, str, bool, torch.dtype, torch.Size, str], _C.Channel] = {}
         self._contexts: dict[int, _C.Channel] = {}  # by micro-batch
         self._changes = _Changes(where(number))
 
@@ -153,8 +160,8 @@ class Boundary:
             raise ValueError(
                 f"{self.name_of(place)}: expected at most {most} tensors at a boundary, {CHUNKS} micro-batches"
             )
-        if tensor.dtype not in _CODED:
-            codec, samples = "", None
+        if tensor.dtype not in _CODED or (tensor.dim() < 2 and self._unit != "message"):
+            codec, samples = "", None  # a unit of one element has no code shorter than itself
         memory = None
         if samples is not None and self._cache is not None:
             if tensor.dim() == 0 or tensor.shape[0] != len(samples):
@@ -163,24 +170,32 @@ class Boundary:
                     f"{tuple(tensor.shape)}"
                 )
             channels = tensor.shape[-1] if tensor.dim() > 1 else 1
-            memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels)
+            unit = unit_of(self._cache.codec, tensor.shape, self._unit, activations=True)
+            memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
         last = tensor.shape[-1] if tensor.dim() else 1
         answer = self._answer(place)
-        key = (place, codec, memory is not None, tensor.dtype, last, answer)
+        key = (place, codec, memory is not None, tensor.dtype, tensor.shape[1:], answer)
         if key not in self._channels:
+            overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
+            first = self._first if memory is not None else ""
+            unit, of_first, of_overflow = (
+                unit_of(each or "", tensor.shape, self._unit, activations=not place.gradients)
+                for each in (codec, first, overflow)
+            )
             self._channels[key] = _C.Channel(
                 self._backend,
                 self._peer,
                 ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk,
                 dtype=tensor.dtype,
                 codec=codec,
-                first=self._first if memory is not None else "",
+                first=first,
                 channels=last,
+                units=(unit, of_first, of_overflow),
                 memory=memory,
                 edge=_way(self.number, gradients=place.gradients),
                 part=_part(place),
                 gradient=answer,
-                overflow=self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None,
+                overflow=overflow,
             )
         return self._channels[key], memory, samples or []
 

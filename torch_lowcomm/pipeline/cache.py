@@ -46,7 +46,7 @@ class Cache:
         All ranks are given the same options, but each a folder of its own.
 
         Args:
-            store: What slots are kept in: "fp16", "bf16", "fp32", or a codec, for example "sym8:axis=channel". A codec loses
+            store: What slots are kept in: "fp16", "bf16", "fp32", or a codec, for example "sym8:bucket=128". A codec loses
                 part of each memory, equally on both sides, and the next change makes up for it; the receiver computes on the
                 sum before it is encoded (paper, section 3.1).
             folder: Where slots are kept, a sparse file for each tensor, boundary and side; made where it does not exist. None: in
@@ -78,7 +78,7 @@ class Cache:
         self._max_bytes, self._overflow = max_bytes, overflow
         self._folder = None if folder is None else Path(folder)
         self._memories: dict[Slot, _C.SampleMemory] = {}
-        self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
+        self._shapes: dict[Slot, tuple[int, int]] = {}  # last dimension and unit, for the store's codec
         self._told: dict[tuple[Slot, str], int] = {}  # by newly_forgotten()
         self.loads = 0  # states taken over and moves; schedules compare again after one
         if self._folder is not None:
@@ -100,17 +100,23 @@ class Cache:
         return f"store={self._store}, max_bytes={self._max_bytes}, overflow={self._overflow}"
 
     @property
+    def codec(self) -> str:
+        """The codec of slots; "" where they are of a float type."""
+        return "" if self._store in ("fp32", "fp16", "bf16") else self._store
+
+    @property
     def bytes(self) -> int:
         """Bytes of all slots."""
         return sum(memory.bytes for memory in self._memories.values())
 
-    def memory(self, slot: Slot, elements: int, channels: int) -> _C.SampleMemory:
+    def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
         """The memory of one tensor of one boundary, made where there is none.
 
         Args:
             slot: The tensor, boundary and side.
             elements: Of the tensor, for one sample.
             channels: Its last dimension.
+            unit: Elements that the store codes without regard to the others; 0: all together.
 
         Raises:
             ValueError: There is one of another size, or the store's codec does not take such a tensor.
@@ -119,9 +125,16 @@ class Cache:
         if memory is None:
             file = "" if self._folder is None else str(self._folder / f"{slot}.slots")
             memory = self._memories[slot] = _C.SampleMemory(
-                elements, channels, self._store, file=file, place=str(slot), run=self._run, max_bytes=self._max_bytes
+                elements,
+                channels,
+                self._store,
+                unit=unit,
+                file=file,
+                place=str(slot),
+                run=self._run,
+                max_bytes=self._max_bytes,
             )
-            self._channels[slot] = channels
+            self._shapes[slot] = channels, unit
         elif memory.elements != elements:
             where = "" if self._folder is None else f" (in {self._folder})"
             raise ValueError(
@@ -221,9 +234,9 @@ class Cache:
         if failed:
             raise failed[0]
 
-    def memories(self) -> list[tuple[Slot, _C.SampleMemory, int]]:
-        """Each tensor of each boundary, with its memory and its last dimension."""
-        return [(slot, memory, self._channels[slot]) for slot, memory in sorted(self._memories.items())]
+    def memories(self) -> list[tuple[Slot, _C.SampleMemory, tuple[int, int]]]:
+        """Each tensor of each boundary, with its memory, and its last dimension and unit."""
+        return [(slot, memory, self._shapes[slot]) for slot, memory in sorted(self._memories.items())]
 
     def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
@@ -304,7 +317,7 @@ class Cache:
             if self._state:
                 entries[str(slot)] = {
                     "elements": memory.elements,
-                    "channels": self._channels[slot],
+                    "shape": self._shapes[slot],
                     "samples": torch.tensor([sample for sample, _, _ in table], dtype=torch.int64),
                     "versions": torch.tensor([version for _, version, _ in table], dtype=torch.int64),
                     "slots": torch.stack([memory.read(sample) for sample, _, _ in table]) if table else torch.empty(0),
@@ -338,7 +351,7 @@ class Cache:
             for sample, _, _ in memory.table():
                 memory.forget(sample)
         for name, entry in entries.items():
-            memory = self.memory(Slot.parse(name), int(entry["elements"]), int(entry["channels"]))
+            memory = self.memory(Slot.parse(name), int(entry["elements"]), *map(int, entry["shape"]))
             for sample, version, slot in zip(
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):

@@ -59,6 +59,7 @@ class Edge:
         first: str | None = "minmax8:bucket=128",
         evaluate: str | None = None,
         cache: Cache | None = None,
+        unit: str | None = None,
         group: dist.ProcessGroup | None = None,
         purpose: str = "",
     ) -> None:
@@ -72,12 +73,13 @@ class Edge:
             first: With a cache, the codec of a sample's first visit. None: exact.
             evaluate: The codec under no_grad. None: exact.
             cache: What is remembered of each sample; send() and recv() then need their numbers.
+            unit: As `Stage` has it: what codecs code without regard to the rest of a message.
             group: A group of backend lowcomm; None: the default group.
             purpose: Begins the edge's name in errors.
 
         Raises:
-            TypeError, ValueError: As `backend_of`; a codec is unknown, a cache has no forward codec, or there is no such peer or
-                channel.
+            TypeError, ValueError: As `backend_of`; a codec is unknown, a cache has no forward codec, or there is no such peer,
+                channel or unit.
         """
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
@@ -91,7 +93,7 @@ class Edge:
         self._cache = cache
         number = FIRST_EDGE + channel
         self._side = Boundary(
-            backend_of(group), peer, number, first=first or "", cache=cache, slot=slot_of(peer, channel)
+            backend_of(group), peer, number, first=first or "", cache=cache, unit=unit, slot=slot_of(peer, channel)
         )
         self._first_rank = dist.get_rank(group) < peer
         self._begin()

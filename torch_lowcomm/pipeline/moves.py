@@ -24,6 +24,7 @@ class _Row(NamedTuple):
     sends: int
     elements: int
     channels: int
+    unit: int
     sample: int
     version: int
 
@@ -63,12 +64,12 @@ def _rounds(cache: "Cache", owners: torch.Tensor, me: int, ranks: int) -> Iterat
     """Rows of the slots to give, by round and rank."""
     rows: list[list[_Row]] = [[] for _ in range(ranks)]
     total = 0
-    for slot, memory, channels in cache.memories():
+    for slot, memory, shape in cache.memories():
         for sample, version, _ in memory.table():
             owner = int(owners[sample]) if sample < len(owners) else -1
             if owner in (-1, me):
                 continue
-            rows[owner].append(_Row(*slot, memory.elements, channels, sample, version))
+            rows[owner].append(_Row(*slot, memory.elements, *shape, sample, version))
             total += memory.slot_bytes
             if total >= _ROUND_BYTES:
                 yield rows
@@ -106,7 +107,7 @@ def _split(sizes: list[int], counts: list[int]) -> Iterator[list[int]]:
 
 
 def _memory(cache: "Cache", row: _Row) -> _C.SampleMemory:
-    return cache.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels)
+    return cache.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels, row.unit)
 
 
 def _take(memory: _C.SampleMemory, row: _Row, slot: torch.Tensor) -> bool:

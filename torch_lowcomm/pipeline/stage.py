@@ -19,6 +19,7 @@ from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary, Message, Place
 from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.context import Context, unwrapped
 from torch_lowcomm.pipeline.presets import FIRST, codecs
+from torch_lowcomm.pipeline.units import expect_unit
 
 
 class Stage(PipelineStage):
@@ -47,6 +48,7 @@ class Stage(PipelineStage):
         evaluate: str | None = None,
         cache: Cache | None = None,
         window: int | None = None,
+        unit: str | None = None,
         preset: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -67,13 +69,18 @@ class Stage(PipelineStage):
             evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
             window: How many micro-batches' receives are posted ahead. None: all of a step.
+            unit: What codecs code without regard to the rest of a message, so that no decoded element tells of the rest: "token",
+                the last dimension; "sample", all but the first one; "message", nothing. None: a token of a tensor with three
+                dimensions, [batch, time, width], else a sample. Tensors of one dimension travel exact, unless "message".
             preset: "paper:2/4", "paper:3/6" or "paper:4/8", in place of `forward`, `backward` and `first`: the bits of
-                activations and of gradients in the paper's experiments (section 4), a scale a channel, first visits exact.
+                activations and of gradients in the paper's experiments (section 4), a scale a channel, first visits exact. Such
+                scales tell a token of all later ones, which a causal model learns to read: with activations [batch, time, width]
+                they need unit="message".
             **kwargs: As PipelineStage.
 
         Raises:
             ValueError: A codec or preset is unknown, a codec is given with a preset, the group is of another backend, a cache
-                has no forward codec, window is below 1, or there are more than 257 stages.
+                has no forward codec, window is below 1, there is no such unit, or there are more than 257 stages.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first = codecs(preset, forward, backward, first)
@@ -91,7 +98,8 @@ class Stage(PipelineStage):
         self._backend = backend_of(self.group)
         self._forward, self._backward = forward or "", backward or ""
         self._first, self._evaluate = first or "", evaluate or ""
-        self._cache, self._window = cache, window
+        expect_unit(unit)
+        self._cache, self._window, self._unit = cache, window, unit
         # torch does not compare them where both are given.
         given = dict(zip(("input_args", "output_args"), args, strict=False)) | kwargs
         self._inputs, self._outputs = given.get("input_args"), given.get("output_args")
@@ -132,7 +140,11 @@ class Stage(PipelineStage):
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
         shapes = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
         options: dict[str, str] = getattr(unwrapped(self.submod), "message_options", {})
-        return {"stages": str(self.num_stages)} | options | ({"tensors": shapes} if shapes else {})
+        return (
+            {"stages": str(self.num_stages), "unit": str(self._unit)}
+            | options
+            | ({"tensors": shapes} if shapes else {})
+        )
 
     def fail(self, why: str) -> None:
         """Ends the step, and refuses others until reset(); stages next to this one hear why, and fail in turn."""
@@ -355,6 +367,6 @@ class Stage(PipelineStage):
             self._boundaries[number] = (
                 None
                 if peer == self.group_rank
-                else Boundary(self._backend, peer, number, first=self._first, cache=self._cache)
+                else Boundary(self._backend, peer, number, first=self._first, cache=self._cache, unit=self._unit)
             )
         return self._boundaries[number]

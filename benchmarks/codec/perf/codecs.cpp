@@ -55,7 +55,8 @@ class Bench {
     std::shared_ptr<const Codec> held = makeCodec(row.spec, *row.form);
     if (needsTable(row.spec)) held = held->with(learned(row.spec.bits));
     const Codec& codec = *held;
-    const size_t piece = row.in_cache ? kResident : kPiece;
+    const size_t unit = std::max<uint64_t>(1, row.spec.unit);
+    const size_t piece = (row.in_cache ? kResident : kPiece) / unit * unit;
     const size_t bytes = codec.encodedBytes(piece, row.dtype);
     narrow(row.dtype);
     const auto encode = [&](size_t i) {
@@ -192,6 +193,12 @@ std::vector<Row> rowsOf(const KernelTable* form) {
       add(kAll, text(name, bits));
     add(kAll, text("minmax", bits, ":bucket=512,rotate=1"));
   }
+  // By token: widths of which the buckets are a part, and of which they are not.
+  add({Loop::decode}, "minmax4:bucket=128");
+  for (const char* name : {"gauss2:bucket=512", "gauss4:bucket=512", "minmax4:bucket=128"}) {
+    for (const char* width : {",unit=1024", ",unit=576", ",unit=1600"})
+      add(kThereAndBack, std::string(name) + width);
+  }
   for (const char* name : {"qsgd", "sym"})
     add({Loop::encode}, text(name, 4, ":bucket=512,meta=bf16,rotate=1"));
   for (const char* other : {"sym4:bucket=512", "sym4:bucket=512,range=l2", "mid2:bucket=512", "sign1:bucket=512",
@@ -204,6 +211,15 @@ std::vector<Row> rowsOf(const KernelTable* form) {
   }
   rows.emplace_back(form, Loop::encode, "minmax4:bucket=512", DType::float32, true);
   return rows;
+}
+
+// The row of the same loop over elements without units, for one whose text has them.
+static const Row* flatOf(const std::vector<Row>& rows, const Row& of) {
+  const std::string text = of.text.substr(0, of.text.find(",unit="));
+  for (const Row& r : rows) {
+    if (text != of.text && r.text == text && r.form == of.form && r.loop == of.loop && r.dtype == of.dtype) return &r;
+  }
+  return nullptr;
 }
 
 static const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
@@ -237,7 +253,11 @@ std::vector<Gate> judge(const std::vector<Row>& rows) {
     const double fraction = row.percent() / 100;
     const int bits = row.spec.bits;
     const bool nearest = row.spec.id == CodecId::minmax && row.spec.axis == Axis::flat;
-    if (row.in_cache) {
+    if (row.text.find(",unit=") != std::string::npos) {
+      if (const Row* flat = flatOf(rows, row))
+        gates.push_back(
+            {name + ", of the flat codec's", row.percent() / flat->percent(), row.spec.unit == 0 ? .9 : .75});
+    } else if (row.in_cache) {
       if (const Row* memory = find(rows, row, bits))
         gates.push_back({name + " in L2, times its DRAM speed", row.rate() / memory->rate(), t->in_cache});
     } else if (isRotated(row.spec)) {  // what undoes a rotation has no target

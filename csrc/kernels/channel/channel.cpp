@@ -100,11 +100,12 @@ constexpr ChannelKernels kChannels = {range, largest, sums, encode, decode};
 
 // ---- a tensor: scales of its channels, then its codes ----
 
+namespace {
+
+// Of ChannelScales.
 size_t periodOf(size_t channels) {
   return std::lcm(channels, size_t{16});
 }
-
-namespace {
 
 // One value a channel, repeated over the period.
 std::vector<float> repeated(std::vector<float> of_channels, size_t period) {
@@ -173,20 +174,8 @@ bool scalesOfSums(const ChannelKernels& kernels, std::byte* meta, std::vector<fl
   return true;
 }
 
-bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
-                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
-  std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
-  std::vector<float> inverse;
-  const bool mean = rule == GridRule::sign;
-  const bool taken = mean || form.rms
-                         ? scalesOfSums(kernels, meta, inverse, std::move(largest), x, count, channels, form, mean)
-                         : scalesOfLargest(meta, inverse, std::move(largest), channels, form);
-  if (!taken) return false;
-  return kernels.encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
-}
-
-}  // namespace
-
+// Metadata and what elements are multiplied by, where a channel's range is its largest magnitude. False when an element
+// is refused.
 bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<uint32_t> largest, size_t channels,
                      const GridForm& form) {
   foldLargest(largest, channels);
@@ -201,6 +190,19 @@ bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<u
   return true;
 }
 
+bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
+                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
+  std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
+  std::vector<float> inverse;
+  const bool mean = rule == GridRule::sign;
+  const bool taken = mean || form.rms
+                         ? scalesOfSums(kernels, meta, inverse, std::move(largest), x, count, channels, form, mean)
+                         : scalesOfLargest(meta, inverse, std::move(largest), channels, form);
+  if (!taken) return false;
+  return kernels.encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
+}
+
+// The numbers that codes are decoded with: base, or centre, and step.
 void decodingScales(std::vector<float>& base, std::vector<float>& step, const std::byte* meta, size_t channels,
                     const GridForm& form, bool centred) {
   base.assign(channels, form.centre);
@@ -212,6 +214,8 @@ void decodingScales(std::vector<float>& base, std::vector<float>& step, const st
   base = repeated(std::move(base), periodOf(channels));
   step = repeated(std::move(step), periodOf(channels));
 }
+
+}  // namespace
 
 bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words, const float* x, size_t count,
                     size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {

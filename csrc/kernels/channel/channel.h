@@ -50,17 +50,4 @@ bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words,
 void decodeChannels(const KernelTable& table, float* y, const std::byte* meta, const std::byte* words, size_t count,
                     size_t channels, const GridForm& form, bool centred, bool add, int bits);
 
-// The parts of both for a tensor that comes in pieces, each but the last one a multiple of the period and of blocks, so
-// that ChannelKernels take each by itself (codec/channel_change.cpp). Numbers of channels stand in arrays of `period`.
-size_t periodOf(size_t channels);
-
-// Metadata and what elements are multiplied by, of a grid around 0 whose range is a channel's largest magnitude
-// (form.rms is not set); `largest` is that of ChannelKernels. False when an element was refused.
-bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<uint32_t> largest, size_t channels,
-                     const GridForm& form);
-
-// The numbers that codes are decoded with: base, or centre, and step.
-void decodingScales(std::vector<float>& base, std::vector<float>& step, const std::byte* meta, size_t channels,
-                    const GridForm& form, bool centred);
-
 }  // namespace lowcomm

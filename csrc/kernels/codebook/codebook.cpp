@@ -164,8 +164,8 @@ void changeSigns(float* block) {
   }
 }
 
-void transform(float* block) {
-  for (size_t h = 1; h < kRows; h *= 2) {
+void transform(float* block, size_t rows) {
+  for (size_t h = 1; h < rows; h *= 2) {
     for (size_t row = 0; row < kRows; ++row) {
       if (row & h) continue;
       for (size_t lane = 0; lane < kLanes; ++lane) {
@@ -178,9 +178,10 @@ void transform(float* block) {
     }
   }
   for (size_t e = 0; e < kBlock; ++e)
-    block[e] *= kRotationScale;
+    block[e] *= rotationScale(static_cast<int>(rows));
 }
 
+template <size_t kTogether>
 bool rotate(float* y, const float* x, size_t count) {
   bool taken = true;
   for (size_t at = 0; at < count; at += kBlock) {
@@ -190,29 +191,33 @@ bool rotate(float* y, const float* x, size_t count) {
     for (float value : block)
       taken &= (floatBits(value) & 0x7fffffffu) < floatBits(kRotatedLimit);
     changeSigns(block);
-    transform(block);
-    std::copy_n(block, kBlock, y + at);
+    transform(block, kTogether);
+    std::copy_n(block, kTogether == kRows ? kBlock : n, y + at);
   }
   return taken;
 }
 
-template <bool kAdd>
+template <size_t kTogether, bool kAdd>
 void unrotate(float* y, const float* x, size_t count) {
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = std::min(kBlock, count - at);
-    float block[kBlock];
-    std::copy_n(x + at, kBlock, block);
-    transform(block);
+    float block[kBlock] = {};
+    std::copy_n(x + at, kTogether == kRows ? kBlock : n, block);
+    transform(block, kTogether);
     changeSigns(block);
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + block[i] : block[i];
   }
 }
 
+#define LOWCOMM_UNROTATE(rows) {unrotate<rows, false>, unrotate<rows, true>}
+
 }  // namespace
 
 namespace scalar {
-constexpr RotationLoops kRotation = {rotate, {unrotate<false>, unrotate<true>}};
+constexpr RotationLoops kRotation = {{rotate<1>, rotate<2>, rotate<4>, rotate<8>, rotate<16>, rotate<32>},
+                                     {LOWCOMM_UNROTATE(1), LOWCOMM_UNROTATE(2), LOWCOMM_UNROTATE(4),
+                                      LOWCOMM_UNROTATE(8), LOWCOMM_UNROTATE(16), LOWCOMM_UNROTATE(32)}};
 }  // namespace scalar
 
 }  // namespace lowcomm

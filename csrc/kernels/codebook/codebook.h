@@ -49,42 +49,63 @@ inline constexpr int kCodebookRules = 2;
 enum class CodebookRule : uint8_t { levels, gauss };
 
 // The loops of one instruction set, as those of KernelTable (kernels/isa/table.h): encode[b - 1][rule] and
-// decode[b - 1][rule][add]. form.book is the codebook; gauss takes buckets of 512 elements and more.
+// decode[b - 1][rule][add]. form.book is the codebook.
+//
+// change[b - 1] and advance[b - 1] are deltas of gauss with buckets of 512 elements (FusedCodec::encodeDelta), in one
+// pass over the first-level cache; null in the reference, whose loops one after the other have the same bits. `count`
+// is a multiple of 512; `after` may be `before`. change encodes x - before, and after = before + what that decodes to;
+// it returns the number of elements that are done, all before a block whose sums might round otherwise by themselves
+// than scaled as the format has it, or which holds an element that is refused. advance: y = after = before + decoded.
 struct CodebookLoops {
   using Encode = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form,
                           uint64_t block, const PhiloxKey& key);
   using Decode = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form);
 
+  using Change = size_t (*)(std::byte* meta, std::byte* words, float* after, const float* x, const float* before,
+                            size_t count, const GridForm& form);
+  using Advance = void (*)(float* y, float* after, const float* before, const std::byte* meta, const std::byte* words,
+                           size_t count, const GridForm& form);
+
   Encode encode[8][kCodebookRules];
   Decode decode[8][kCodebookRules][2];
+  Change change[8];
+  Advance advance[8];
 };
 
 // The rotation of `gauss` and `rotate=1` (FORMAT.md, "Rotation"): in each block of 512 elements, 32 rows of 16 lanes,
-// signs and a Walsh-Hadamard transform along the rows of every lane. Orthonormal, so its inverse is itself with the
-// signs last. It makes any tensor's elements nearly normal, which a grid, and a table for the normal distribution more
-// so, then serves equally well.
+// signs and a Walsh-Hadamard transform along the rows of every lane: of all 32, or of each 16, 8, 4, 2 or 1 that follow
+// each other, which are then a part of a unit ("Units"). Orthonormal, so its inverse is itself with the signs last. It
+// makes any tensor's elements nearly normal, which a grid, and a table for the normal distribution more so, then serves
+// equally well.
 
-inline constexpr float kRotationScale = 0x1.6a09e6p-3f;  // 32^-1/2
+// rows^-1/2, to nearest, for a power of two up to 32.
+constexpr float rotationScale(int rows) {
+  const bool odd = rows == 2 || rows == 8 || rows == 32;
+  return (odd ? 0x1.6a09e6p-1f : 1.0f) / (rows >= 16 ? 4 : rows >= 4 ? 2 : 1);
+}
+inline constexpr float kRotationScale = rotationScale(32);
 
 // Row r of lane l changes its sign where bit r of this word is set: word l mod 4 of philox(l / 4) under key 0.
 inline constexpr uint32_t kRotationSigns[16] = {
     0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u, 0xf8e4cca4u, 0x5cb200dbu, 0xb1a574ebu, 0x097eff67u,
     0x04faa329u, 0x51c732a6u, 0x241513adu, 0x459135e4u, 0xc990ef29u, 0x6a4474a6u, 0x9ac9134fu, 0x6d413e04u};
 
-// The loops of one instruction set. Pointers need only the alignment of their type; no function allocates or throws;
-// all are called under FloatEnv. Blocks are counted from the pointers.
+// The loops of one instruction set, by the binary logarithm of the rows. Pointers need only the alignment of their
+// type; no function allocates or throws; all are called under FloatEnv. Blocks are counted from the pointers.
 //
-// rotate: y[0, count rounded up to 512) = rotated x[0, count), zeros standing in for what x lacks; y may be x, where
-// its memory goes on that far. Returns false when an element of x is not finite or is kRotatedLimit or more in
-// magnitude (kernels/finite.h): y is then without meaning.
+// rotate: y[0, n) = rotated x[0, count), where n is count rounded up to 512 at 32 rows, zeros standing in for what x
+// lacks, and count itself at fewer, a multiple of 16·rows. y may be x, where its memory goes on that far. Returns false
+// when an element of x is not finite or is kRotatedLimit or more in magnitude (kernels/finite.h): y is then without
+// meaning.
 //
-// unrotate[add]: y[0, count) = x[0, count rounded up to 512) rotated back, or += that; y may be x.
+// unrotate[add]: y[0, count) = x[0, n) rotated back, or += that; y may be x.
 struct RotationLoops {
   using Rotate = bool (*)(float* y, const float* x, size_t count);
   using Unrotate = void (*)(float* y, const float* x, size_t count);
 
-  Rotate rotate;
-  Unrotate unrotate[2];
+  Rotate rotate[6];
+  Unrotate unrotate[6][2];
 };
+inline constexpr int kAllRows = 5;  // 32 of them
 
 }  // namespace lowcomm

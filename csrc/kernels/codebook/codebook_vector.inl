@@ -11,7 +11,7 @@
 //
 // A lane's 32 rows are more than most instruction sets have registers, so its five stages of butterflies are taken as
 // three within 8 neighbouring rows and then two across rows 8 apart, by way of the destination in the first-level
-// cache. The order of the stages, and so the bytes, is the format's.
+// cache; of fewer rows the first ones of these. The order of the stages, and so the bytes, is the format's.
 
 namespace lowcomm {
 namespace {
@@ -51,14 +51,17 @@ LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane) {
 }
 
 // Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
+template <int kRows>
 LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) {
+  constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
+  constexpr float kScale = rotationScale(kRows);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
 #pragma GCC unroll 4
-    for (int first = 0; first < 32; first += 8) {
-      Floats v[8];
+    for (int first = 0; first < 32; first += kNear) {
+      Floats v[kNear];
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kNear; ++i) {
         const float* from = x + 16 * (first + i) + lane;
         v[i] = load(from);
         largest = larger(largest, (Integers)((Words)v[i] & kMagnitude));
@@ -66,33 +69,37 @@ LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) 
       }
       butterflies(v);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i)
-        store(y + 16 * (first + i) + lane, v[i]);
+      for (int i = 0; i < kNear; ++i)
+        store(y + 16 * (first + i) + lane, kFar > 1 ? v[i] : v[i] * kScale);
     }
-    for (int row = 0; row < 8; ++row) {
-      float* to = y + 16 * row + lane;
-      Floats v[4];
+    for (int first = 0; kFar > 1 && first < 32; first += kRows) {
+      for (int row = first; row < first + 8; ++row) {
+        float* to = y + 16 * row + lane;
+        Floats v[kFar];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-        v[i] = load(to + 128 * i);
-      butterflies(v);
+        for (int i = 0; i < kFar; ++i)
+          v[i] = load(to + 128 * i);
+        butterflies(v);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-        store(to + 128 * i, v[i] * kRotationScale);
+        for (int i = 0; i < kFar; ++i)
+          store(to + 128 * i, v[i] * kScale);
+      }
     }
   }
   return largest;
 }
 
+template <int kRows>
 bool rotate(float* y, const float* x, size_t count) {
   Integers largest{};
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    largest = rotateBlock(y + at, x + at, largest);
+    largest = rotateBlock<kRows>(y + at, x + at, largest);
   if (whole < count) {
-    float padded[kBlock] = {};
+    float padded[kBlock] = {}, rotated[kBlock];
     __builtin_memcpy(padded, x + whole, (count - whole) * sizeof(float));
-    largest = rotateBlock(y + whole, padded, largest);
+    largest = rotateBlock<kRows>(rotated, padded, largest);
+    __builtin_memcpy(y + whole, rotated, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
   }
   bool taken = true;
   for (int i = 0; i < kLanes; ++i)
@@ -100,59 +107,74 @@ bool rotate(float* y, const float* x, size_t count) {
   return taken;
 }
 
-template <bool kAdd>
+template <int kRows, bool kAdd>
 LOWCOMM_INLINE void unrotateBlock(float* y, const float* x) {
+  constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
   float scratch[kBlock];
+  const auto back = [&](Floats v, int row, size_t lane) {
+    float* to = y + 16 * row + lane;
+    const Floats value = withSigns(v * rotationScale(kRows), row, lane);
+    store(to, kAdd ? load(to) + value : value);
+  };
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
 #pragma GCC unroll 4
-    for (int first = 0; first < 32; first += 8) {
-      Floats v[8];
+    for (int first = 0; first < 32; first += kNear) {
+      Floats v[kNear];
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i)
+      for (int i = 0; i < kNear; ++i)
         v[i] = load(x + 16 * (first + i) + lane);
       butterflies(v);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i)
-        store(scratch + 16 * (first + i) + lane, v[i]);
+      for (int i = 0; i < kNear; ++i) {
+        if (kFar > 1) {
+          store(scratch + 16 * (first + i) + lane, v[i]);
+        } else {
+          back(v[i], first + i, lane);
+        }
+      }
     }
-    for (int row = 0; row < 8; ++row) {
-      Floats v[4];
+    for (int first = 0; kFar > 1 && first < 32; first += kRows) {
+      for (int row = first; row < first + 8; ++row) {
+        Floats v[kFar];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-        v[i] = load(scratch + 16 * (row + 8 * i) + lane);
-      butterflies(v);
+        for (int i = 0; i < kFar; ++i)
+          v[i] = load(scratch + 16 * (row + 8 * i) + lane);
+        butterflies(v);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        float* to = y + 16 * (row + 8 * i) + lane;
-        const Floats value = withSigns(v[i] * kRotationScale, row + 8 * i, lane);
-        store(to, kAdd ? load(to) + value : value);
+        for (int i = 0; i < kFar; ++i)
+          back(v[i], row + 8 * i, lane);
       }
     }
   }
 }
 
-template <bool kAdd>
+template <int kRows, bool kAdd>
 void unrotate(float* y, const float* x, size_t count) {
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    unrotateBlock<kAdd>(y + at, x + at);
+    unrotateBlock<kRows, kAdd>(y + at, x + at);
   if (whole == count) return;
-  float values[kBlock];
-  unrotateBlock<false>(values, x + whole);
+  float padded[kBlock] = {}, values[kBlock];
+  __builtin_memcpy(padded, x + whole, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
+  unrotateBlock<kRows, false>(values, padded);
   for (size_t i = whole; i < count; ++i)
     y[i] = kAdd ? y[i] + values[i - whole] : values[i - whole];
 }
 
-#define LOWCOMM_ROTATION_LOOPS        \
-  {                                   \
-    rotate, {                         \
-      unrotate<false>, unrotate<true> \
-    }                                 \
+#define LOWCOMM_UNROTATE(rows) {unrotate<rows, false>, unrotate<rows, true>}
+#define LOWCOMM_ROTATION_LOOPS                                                                                  \
+  {                                                                                                             \
+    {rotate<1>, rotate<2>, rotate<4>, rotate<8>, rotate<16>, rotate<32>}, {                                     \
+      LOWCOMM_UNROTATE(1), LOWCOMM_UNROTATE(2), LOWCOMM_UNROTATE(4), LOWCOMM_UNROTATE(8), LOWCOMM_UNROTATE(16), \
+          LOWCOMM_UNROTATE(32)                                                                                  \
+    }                                                                                                           \
   }
 
 }  // namespace
 }  // namespace lowcomm
+
+#include "kernels/codebook/codebook_change.inl"
 
 // A form's tables of them.
 #define LOWCOMM_CODEBOOK_FORM(form)                            \

@@ -243,8 +243,8 @@ void combine(float* out, const float* a, const float* b, size_t count) {
 
 namespace scalar {
 
-constexpr CodebookLoops kCodebooks = {LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK),
-                                      LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK)};
+constexpr CodebookLoops kCodebooks = {
+    LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK), {}, {}};
 
 constexpr KernelTable kTable = {
     "scalar",
@@ -260,7 +260,6 @@ constexpr KernelTable kTable = {
     combine<false>,
     combine<true>,
     &kCasts,
-    &kChanges,
     &kChannels,
     &kSelect,
     &kNoise,

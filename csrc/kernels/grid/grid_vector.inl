@@ -68,24 +68,22 @@ void combine(float* out, const float* a, const float* b, size_t count) {
 #define LOWCOMM_GRID_LOOPS \
   LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED)
 
-// A CodebookLoops'. Rotated buckets are of whole blocks.
-#define LOWCOMM_ENCODE_BY_BOOK(b) {encodeGrid<b, GridRule::levels>, encodeRun<b, GridRule::gauss, 32>}
-#define LOWCOMM_DECODE_BY_BOOK(b)                                                         \
-  {                                                                                       \
-    LOWCOMM_DECODE_AS(b, levels), {                                                       \
-      decodeRun<b, false, GridValue::gauss, 32>, decodeRun<b, true, GridValue::gauss, 32> \
-    }                                                                                     \
-  }
-#define LOWCOMM_CODEBOOK_LOOPS {LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK)}
+// A CodebookLoops'.
+#define LOWCOMM_ENCODE_BY_BOOK(b) {encodeGrid<b, GridRule::levels>, encodeGrid<b, GridRule::gauss>}
+#define LOWCOMM_DECODE_BY_BOOK(b) {LOWCOMM_DECODE_AS(b, levels), LOWCOMM_DECODE_AS(b, gauss)}
+#define LOWCOMM_CHANGE(b) changeGauss<b>
+#define LOWCOMM_ADVANCE(b) advanceGauss<b>
+#define LOWCOMM_CODEBOOK_LOOPS                                                             \
+  {LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK), \
+   LOWCOMM_EACH_WIDTH(LOWCOMM_CHANGE), LOWCOMM_EACH_WIDTH(LOWCOMM_ADVANCE)}
 
 }  // namespace
 }  // namespace lowcomm
 
 // A form's table, with what the other kinds' translation units define.
-#define LOWCOMM_GRID_FORM(form)                                                                       \
-  namespace lowcomm::form {                                                                           \
-  constexpr KernelTable kTable = {#form,          LOWCOMM_GRID_LOOPS, &kCodebooks,    &kRotation,     \
-                                  halvesToFloats, floatsToHalves,     brainsToFloats, floatsToBrains, \
-                                  combine<false>, combine<true>,      &kCasts,        &kChanges,      \
-                                  &kChannels,     &kSelect,           &kNoise,        &kLowRank};     \
+#define LOWCOMM_GRID_FORM(form)                                                                                       \
+  namespace lowcomm::form {                                                                                           \
+  constexpr KernelTable kTable = {#form,          LOWCOMM_GRID_LOOPS, &kCodebooks,    &kRotation,     halvesToFloats, \
+                                  floatsToHalves, brainsToFloats,     floatsToBrains, combine<false>, combine<true>,  \
+                                  &kCasts,        &kChannels,         &kSelect,       &kNoise,        &kLowRank};     \
   }

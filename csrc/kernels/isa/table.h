@@ -10,7 +10,6 @@
 namespace lowcomm {
 
 struct CastKernels;     // kernels/cast/cast.h
-struct ChangeKernels;   // kernels/change/change.h
 struct ChannelKernels;  // kernels/channel/channel.h
 struct SelectKernels;   // kernels/select/select.h
 struct NoiseKernels;    // kernels/noise/noise.h
@@ -53,7 +52,6 @@ struct KernelTable {
   void (*difference)(float* out, const float* a, const float* b, size_t count);
 
   const CastKernels* casts;
-  const ChangeKernels* changes;
   const ChannelKernels* channels;
   const SelectKernels* select;
   const NoiseKernels* noise;
@@ -92,7 +90,6 @@ const KernelTable& chooseKernels(const char* requested);
   void brainsToFloats(float* y, const uint16_t* x, size_t count); \
   void floatsToBrains(uint16_t* y, const float* x, size_t count); \
   extern const CastKernels kCasts;                                \
-  extern const ChangeKernels kChanges;                            \
   extern const ChannelKernels kChannels;                          \
   extern const SelectKernels kSelect;                             \
   extern const NoiseKernels kNoise;                               \

@@ -31,12 +31,15 @@ TEST(SixteenLanes, RotateAsScalar) {
   table.rotation = &kRotation;
   for (const char* text : {"gauss4", "minmax3:bucket=512,rotate=1", "qsgd8:bucket=1024,rotate=1"})
     test::expectScalars(text, table, test::kWideSizes);
+  // Of parts of units, with every number of rows that are rotated together.
+  for (const char* text : {"gauss4:unit=1008", "sym4:rotate=1,unit=1008"})
+    test::expectScalars(text, table, {1008, 7 * 1008, 33 * 1008});
   // A refused value, wherever it is in a block.
   for (size_t at : {0, 15, 16, 511, 512, 700}) {
     std::vector<float> x = test::normal(701, 1), y(1024);
-    EXPECT_TRUE(rotate(y.data(), x.data(), x.size()));
+    EXPECT_TRUE(rotate<32>(y.data(), x.data(), x.size()));
     x[at] = -0x1p120f;
-    EXPECT_FALSE(rotate(y.data(), x.data(), x.size())) << at;
+    EXPECT_FALSE(rotate<32>(y.data(), x.data(), x.size())) << at;
   }
 }
 

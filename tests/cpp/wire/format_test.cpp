@@ -89,7 +89,7 @@ TEST(Format, TheExamplesOfPayloads) {
     codec->encode(payload, x.data(), DType::float32, 0, x.size(), {});
     EXPECT_EQ(payload, expected) << line;
   }
-  EXPECT_EQ(examples, 8);
+  EXPECT_EQ(examples, 9);
 }
 
 TEST(Format, TheExampleOfGauss) {

@@ -8,6 +8,7 @@ from format_reader.refusal import F32, U8, insist, up64, zeros
 from format_reader.scalars import BITS, decode_scalars, scalar_bytes
 from format_reader.spec import Spec, parse
 from format_reader.topk import decode_topk, topk_bytes
+from format_reader.units import decode_units, unit_bytes
 
 
 def encoded_bytes(codec: Spec, n: int, item: int = 4) -> int:
@@ -18,7 +19,9 @@ def encoded_bytes(codec: Spec, n: int, item: int = 4) -> int:
         return cast_bytes(codec, n)
     if codec.name in BITS:
         return scalar_bytes(codec, n)
-    return topk_bytes(codec, n) if codec.name == "topk" else grid_bytes(codec, n)
+    if codec.name == "topk":
+        return topk_bytes(codec, n)
+    return unit_bytes(codec, n) if codec.unit else grid_bytes(codec, n)
 
 
 def decode_exact(payload: U8, n: int, item: int = 4) -> U8:
@@ -52,4 +55,4 @@ def decode(codec: str | Spec, payload: bytes, n: int, table: F32 | None = None) 
             return decode_scalars(spec, part, n)
         if spec.name == "topk":
             return decode_topk(spec, part, n)
-        return decode_grid(spec, part, n, table)
+        return decode_units(spec, part, n) if spec.unit else decode_grid(spec, part, n, table)

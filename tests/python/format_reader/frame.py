@@ -10,7 +10,7 @@ HEADER = struct.Struct("<4sBBBBBBHIQQIIIIQII")
 NAMES = {number: name for name, number in IDS.items()}
 LAYOUT = 255
 ROUNDING = {"qsgd": (1,), "dither": (2,), "lattice": (2,), "bf16": (0, 1)}
-META, L2, CHANNEL, ROTATED = 4, 8, 16, 32
+META, L2, CHANNEL, ROTATED, UNITS = 4, 8, 16, 32, 64
 
 
 def crc_table() -> list[int]:
@@ -61,13 +61,14 @@ class Header:
 def check_flags(name: str, flags: int) -> None:
     """The flags that a codec's text can have."""
     insist(flags & 3 in ROUNDING.get(name, (0,)), f"rounding {flags & 3} of {name}")
-    insist(flags < 64, f"flags {flags}")
+    insist(flags < 128, f"flags {flags}")
     insist(not flags & META or (name in GRID and name != "lattice"), f"bf16 metadata of {name}")
     insist(not flags & L2 or name in ("sym", "mid"), f"range=l2 of {name}")
     by_channel, rotated = bool(flags & CHANNEL), bool(flags & ROTATED)
     insist(not by_channel or (name in GRID and name != "levels"), f"axis=channel of {name}")
     insist(rotated if name == "gauss" else not rotated or (name in GRID and name != "levels"), f"rotation of {name}")
     insist(not (by_channel and rotated), "channels that are rotated")
+    insist(not flags & UNITS or (name in GRID and name != "levels" and not by_channel), f"units of {name}")
 
 
 def check_bucket(name: str, flags: int, bucket: int) -> None:
@@ -79,7 +80,7 @@ def check_bucket(name: str, flags: int, bucket: int) -> None:
     else:
         smallest = 512 if flags & ROTATED else 64
         power = bucket & (bucket - 1) == 0 and smallest <= bucket <= 65536
-        insist(power or (bucket == 0 and not flags & ROTATED), f"a bucket of {bucket}")
+        insist(power or (bucket == 0 and not flags & (ROTATED | UNITS)), f"a bucket of {bucket}")
 
 
 def check_codec(header: Header) -> None:
@@ -100,7 +101,7 @@ def check_codec(header: Header) -> None:
 
 
 def codec_of(header: Header) -> Spec:
-    """Returns the codec as the header tells it; gain, keep and nonfinite are in none."""
+    """Returns the codec as the header tells it; gain, keep, unit and nonfinite are in none."""
     by_channel = bool(header.flags & CHANNEL)
     return Spec(
         name=NAMES[header.codec],

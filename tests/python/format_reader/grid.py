@@ -27,7 +27,7 @@ def numbers(spec: Spec, n: int) -> I64:
 
 def stored(spec: Spec, n: int) -> int:
     """How many codes are in a payload: whole blocks where they are of rotated elements."""
-    return -(-n // BLOCK) * BLOCK if spec.rotated else n
+    return -(-n // BLOCK) * BLOCK if spec.rotated and spec.bucket >= BLOCK else n
 
 
 def grid_bytes(spec: Spec, n: int) -> int:
@@ -97,5 +97,6 @@ def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None) -> F3
     decoded = values(spec, codes, base[bucket], step[bucket], table)
     if not spec.rotated:
         return decoded
-    short_lanes(n, codes)
-    return undo(decoded)[:n]
+    if m > n:
+        short_lanes(n, codes)
+    return undo(np.append(decoded, np.zeros(-m % BLOCK, np.float32)), min(spec.bucket // LANES, 32))[:n]

@@ -5,13 +5,13 @@ import numpy as np
 from format_reader.document import sign_words
 from format_reader.refusal import F32, U32, bits_of, float_of
 
-FACTOR = np.uint32(0x3E3504F3)
+FACTORS = {1: 0x3F800000, 2: 0x3F3504F3, 4: 0x3F000000, 8: 0x3EB504F3, 16: 0x3E800000, 32: 0x3E3504F3}  # by rows
 SIGN = np.uint32(0x80000000)
 
 
-def transform(rows: F32) -> F32:
-    """Sums and differences of rows in [block, row, lane], five times."""
-    for h in (1, 2, 4, 8, 16):
+def transform(rows: F32, together: int) -> F32:
+    """Sums and differences of rows in [block, row, lane], of which `together` are transformed together."""
+    for h in (h for h in (1, 2, 4, 8, 16) if h < together):
         pairs = rows.reshape(len(rows), 16 // h, 2, h, 16)
         a, b = pairs[:, :, 0], pairs[:, :, 1]
         rows = np.stack([a + b, a - b], axis=2).reshape(-1, 32, 16)
@@ -24,7 +24,8 @@ def flips() -> U32:
     return ((sign_words()[None, :] >> rows) & np.uint32(1)) * SIGN
 
 
-def undo(rotated: F32) -> F32:
-    """The elements of whole blocks, from what was decoded."""
-    rows = transform(rotated.reshape(-1, 32, 16)) * float_of(FACTOR[None])
+def undo(rotated: F32, together: int) -> F32:
+    """The elements of whole blocks, from what was decoded, of which `together` rows were rotated together."""
+    factor = float_of(np.array([FACTORS[together]], np.uint32))
+    rows = transform(rotated.reshape(-1, 32, 16), together) * factor
     return float_of(bits_of(rows) ^ flips()).reshape(-1)

@@ -43,6 +43,7 @@ class Spec:
     keep: float = 0.2
     values: str = "sym8"
     poison: bool = False
+    unit: int = 0  # elements; 0: none
 
     @property
     def has_base(self) -> bool:
@@ -85,4 +86,5 @@ def parse(text: str) -> Spec:
         keep=float(options.get("keep", 0.2)),
         values=options.get("values", "sym8"),
         poison=options.get("nonfinite") == "poison",
+        unit=int(options.get("unit", 0)),
     )

@@ -51,9 +51,9 @@ def _few_bits(r, store, slot_bytes):
     dist.destroy_process_group()
 
 
-# A slot of [3, 24]: a scale a channel, or one for 128 elements; codes and scales fill 64 bytes each.
+# A slot of [3, 24]: a scale a token, of which each is filled up to 32 elements; codes fill a word or two a lane.
 @pytest.mark.parametrize(
-    ("store", "slot_bytes"), [("sym8:axis=channel", 256), ("minmax4:bucket=128", 128), ("qsgd8:bucket=128", 192)]
+    ("store", "slot_bytes"), [("sym8:bucket=128", 192), ("minmax4:bucket=128", 128), ("qsgd8:bucket=128", 192)]
 )
 def test_both_sides_hold_the_same_codes(pair, store, slot_bytes):
     pair(_few_bits, store, slot_bytes)
@@ -204,7 +204,7 @@ def _checkpointed(r):
     import torch_lowcomm as lc
 
     r.init("lowcomm")
-    cache = lc.pipeline.Cache(state=True, store="sym8:axis=channel")
+    cache = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     _steps(r, cache, 2)
     memory = cache.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH)
     if r.rank == 1:
@@ -212,7 +212,7 @@ def _checkpointed(r):
             memory.forget(sample)
     rows = cache.rows(0, r.rank == 0)
     dcp.save({"cache": cache}, checkpoint_id=Path(r.folder) / "checkpoint")
-    loaded = lc.pipeline.Cache(state=True, store="sym8:axis=channel")
+    loaded = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     dcp.load({"cache": loaded}, checkpoint_id=Path(r.folder) / "checkpoint")
     assert torch.equal(loaded.rows(0, r.rank == 0), rows)
     assert len(rows) == case.ROWS - 5 * r.rank
@@ -220,7 +220,7 @@ def _checkpointed(r):
     _expect_equal_sides(both)
     assert sorted(both[:, 2].tolist()) == [1] * 5 + [3] * (case.ROWS - 5)
 
-    with pytest.raises(ValueError, match="expected a state of store 'fp16', got 'sym8:axis=channel'"):
+    with pytest.raises(ValueError, match="expected a state of store 'fp16', got 'sym8:bucket=128'"):
         lc.pipeline.Cache().load_state_dict(cache.state_dict())
     other = {"rank7": cache.state_dict()[f"rank{r.rank}"]}
     with pytest.raises(ValueError, match=f"expected a state of rank{r.rank}, got one of rank7"):
@@ -229,7 +229,7 @@ def _checkpointed(r):
     torch.save(cache.state_dict(), Path(r.folder) / f"cache{r.rank}.pt")
     loaded.load_state_dict(torch.load(Path(r.folder) / f"cache{r.rank}.pt"))
     assert torch.equal(loaded.rows(0, r.rank == 0), rows)
-    loaded.load_state_dict(lc.pipeline.Cache(store="sym8:axis=channel").state_dict())
+    loaded.load_state_dict(lc.pipeline.Cache(store="sym8:bucket=128").state_dict())
     assert torch.equal(loaded.rows(0, r.rank == 0), rows)
     dist.destroy_process_group()
 

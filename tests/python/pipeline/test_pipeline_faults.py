@@ -72,7 +72,7 @@ def _differ(r, options, said):
 
 def test_stages_of_another_codec_are_named(pair):
     options = [{"forward": "sym8:bucket=128"}, {"forward": "sym4:bucket=128"}]
-    pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128', rank 1 has 'sym4:bucket=128'")
+    pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128,unit=24', rank 1 has 'sym4:bucket=128,unit=24'")
 
 
 def _other_samples(r):

@@ -78,7 +78,7 @@ def _ahead(r, how, store):
 
 
 @pytest.mark.parametrize(
-    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:axis=channel")]
+    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
 )
 def test_slots_read_ahead_change_no_bit(pair, how, store):
     pair(_ahead, how, store)

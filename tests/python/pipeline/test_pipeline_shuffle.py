@@ -35,7 +35,7 @@ def _moves(r, where):
     options = {
         "ram": {},
         "files": {"folder": Path(r.folder) / f"moved{r.rank}"},
-        "codes": {"store": "sym8:axis=channel"},
+        "codes": {"store": "sym8:bucket=128"},
         "no room": {"max_bytes": 20 * slot},
     }[where]
     cache = lc.pipeline.Cache(**options)

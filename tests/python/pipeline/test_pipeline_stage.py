@@ -243,6 +243,7 @@ def _by_channel(r):
         first=None,
         forward="sym2:axis=channel",
         backward="sym8:axis=channel",
+        unit="message",
         window=2,
     )
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
@@ -265,7 +266,8 @@ def _preset(r):
     same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first": None}
     found = []
     for options in ({"preset": "paper:3/6"}, same):
-        schedule, stages = case.build(r.rank, r.size, "1F1B", cache=lc.pipeline.Cache(), **options)
+        options = {**options, "cache": lc.pipeline.Cache(), "unit": "message"}
+        schedule, stages = case.build(r.rank, r.size, "1F1B", **options)
         for _ in range(3):
             lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
         found.append(case.gradients(stages))

@@ -11,6 +11,8 @@ from format_reader.by_library import library, reader, same, sample, written
 from format_reader.casts import narrowed
 from format_reader.decode import decode_exact
 
+import torch_lowcomm as lc
+
 SIZES = [0, 1, 15, 16, 17, 63, 511, 512, 513, 1537]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "codecs.txt"
 
@@ -64,6 +66,18 @@ def test_channels(shape, options):
         if name.startswith("levels") or (options and name.startswith("lattice")):
             continue
         same(text := f"{name}:axis=channel,C={shape[1]}{options}", written(text, sample(n).reshape(shape)), n)
+
+
+@pytest.mark.parametrize("unit", [1, 16, 40, 100, 576, 896, 1600])
+def test_units(unit):
+    texts = (text for text in grid_texts() if "tensor" not in text and parse(text).name != "levels")
+    for text in texts:
+        for n in (0, unit, 3 * unit, 9 * unit):
+            of_units = f"{text}{',' if ':' in text else ':'}unit={unit}"
+            payload = written(of_units, sample(n))
+            own = lc.Codec(of_units).spec  # which has no unit where its buckets end with them
+            assert len(payload) == encoded_bytes(parse(own), n), f"{of_units}, {n} elements"
+            same(own, payload, n)
 
 
 def test_scales_of_every_magnitude():

@@ -1,0 +1,209 @@
+// unit=<U> (FORMAT.md, "Units"): under every kernel form the same bytes, and no unit that tells of another.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "codec/nonfinite.h"
+#include "grid_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::codecOf;
+using test::decoded;
+using test::encoded;
+using test::normal;
+
+const std::string kTexts[] = {"gauss2",
+                              "gauss4",
+                              "gauss8:bucket=1024,meta=fp32",
+                              "minmax4:bucket=64",
+                              "minmax8:bucket=128",
+                              "minmax3",
+                              "minmax4:bucket=512,meta=bf16,rotate=1",
+                              "qsgd4:bucket=256",
+                              "dither5:bucket=128",
+                              "lattice4:bucket=64",
+                              "sym4",
+                              "sym2:bucket=64,range=l2",
+                              "mid3:bucket=128,meta=bf16",
+                              "sign1:bucket=64",
+                              "tern:bucket=512,rotate=1"};
+const uint64_t kUnits[] = {1, 3, 16, 17, 40, 64, 100, 300, 512, 576, 768, 896, 1000, 1024, 1600, 2100};
+const Draws kDraws{7, 3, 2};
+
+std::string withUnit(const std::string& text, uint64_t unit) {
+  return text + (text.find(':') == std::string::npos ? ":" : ",") + "unit=" + std::to_string(unit);
+}
+
+class UnitCodecs : public testing::TestWithParam<const KernelTable*> {};
+
+INSTANTIATE_TEST_SUITE_P(Units, UnitCodecs, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+TEST_P(UnitCodecs, EqualTheReference) {
+  for (const std::string& text : kTexts) {
+    for (uint64_t unit : kUnits) {
+      for (uint64_t units : {1, 2, 7, 33}) {
+        const std::vector<float> x = normal(unit * units, static_cast<uint32_t>(unit + units));
+        const auto codec = codecOf(withUnit(text, unit), *GetParam());
+        const auto reference = codecOf(withUnit(text, unit), *scalarKernels());
+        const Bytes payload = encoded(*codec, x, kDraws);
+        ASSERT_EQ(payload, encoded(*reference, x, kDraws)) << codec->spec().str() << ", " << units;
+        const std::vector<float> y = decoded(*codec, payload, x.size());
+        ASSERT_EQ(y, decoded(*reference, payload, x.size())) << codec->spec().str() << ", " << units;
+        std::vector<float> sum = x;
+        codec->decodeAdd(sum.data(), DType::float32, payload, 0, x.size());
+        for (size_t i = 0; i < x.size(); ++i)
+          ASSERT_EQ(sum[i], x[i] + y[i]) << codec->spec().str() << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(UnitCodecs, NoUnitTellsOfAnother) {
+  constexpr size_t kCount = 9, kOther = 4;
+  for (const std::string& text : kTexts) {
+    for (uint64_t unit : kUnits) {
+      const auto codec = codecOf(withUnit(text, unit), *GetParam());
+      std::vector<float> x = normal(unit * kCount, 5);
+      const std::vector<float> before = decoded(*codec, encoded(*codec, x, kDraws), x.size());
+      const std::vector<float> others = normal(unit, 6, 100);
+      std::copy(others.begin(), others.end(), x.begin() + static_cast<ptrdiff_t>(kOther * unit));
+      const std::vector<float> after = decoded(*codec, encoded(*codec, x, kDraws), x.size());
+      for (size_t i = 0; i < x.size(); ++i) {
+        if (i / unit != kOther) ASSERT_EQ(before[i], after[i]) << codec->spec().str() << ", element " << i;
+      }
+    }
+  }
+}
+
+// Without a unit the very same test fails, or it would show nothing.
+TEST_P(UnitCodecs, ElementsWithoutUnitsTellOfOthers) {
+  const auto codec = codecOf("gauss4", *GetParam());
+  std::vector<float> x = normal(576 * 2, 5);
+  const std::vector<float> before = decoded(*codec, encoded(*codec, x), x.size());
+  std::fill(x.begin() + 576, x.end(), 50.0f);
+  const std::vector<float> after = decoded(*codec, encoded(*codec, x), x.size());
+  EXPECT_FALSE(std::equal(before.begin(), before.begin() + 576, after.begin()));
+}
+
+// By the definition: parts are tensors, of which those without a rotation have a codec of their own, too.
+TEST_P(UnitCodecs, PartsAreTensors) {
+  for (const std::string name : {"minmax4", "sym3", "qsgd5", "dither4"}) {
+    constexpr size_t kUnit = 2 * 256 + 128 + 64 - 5, kCount = 11;
+    const std::vector<float> x = normal(kUnit * kCount, 8);
+    const auto codec = codecOf(name + ":bucket=256,unit=" + std::to_string(kUnit), *GetParam());
+    const Bytes payload = encoded(*codec, x, kDraws);
+    size_t at = 0, number = 0, from = 0;
+    for (size_t size : {512, 128, 64}) {
+      std::vector<float> part;
+      for (size_t i = 0; i < kCount; ++i) {
+        for (size_t e = from; e < from + size; ++e)
+          part.push_back(x[i * kUnit + std::min(e, kUnit - 1)]);
+      }
+      const auto own = codecOf(name + ":bucket=" + std::to_string(std::min<size_t>(size, 256)), *GetParam());
+      const Bytes expected = encoded(*own, part, kDraws, static_cast<uint64_t>(number++) << 40);
+      ASSERT_LE(at + expected.size(), payload.size());
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), payload.begin() + static_cast<ptrdiff_t>(at))) << size;
+      at += expected.size();
+      from += size;
+    }
+    EXPECT_EQ(at, payload.size());
+  }
+}
+
+TEST_P(UnitCodecs, SixteenBitElements) {
+  const auto codec = codecOf("gauss4:unit=576", *GetParam());
+  const std::vector<float> x = normal(576 * 9, 3);
+  for (DType dtype : {DType::float16, DType::bfloat16}) {
+    const bool half = dtype == DType::float16;
+    std::vector<uint16_t> narrow(x.size()), got(x.size()), expected(x.size());
+    std::vector<float> wide(x.size());
+    const KernelTable& form = *GetParam();
+    (half ? form.float_to_float16 : form.float_to_bfloat16)(narrow.data(), x.data(), x.size());
+    (half ? form.float16_to_float : form.bfloat16_to_float)(wide.data(), narrow.data(), x.size());
+    const Bytes payload = encoded(*codec, narrow, {}, 0, dtype);
+    EXPECT_EQ(payload, encoded(*codec, wide));
+    codec->decode(got.data(), dtype, payload, 0, x.size());
+    const std::vector<float> y = decoded(*codec, payload, x.size());
+    (half ? form.float_to_float16 : form.float_to_bfloat16)(expected.data(), y.data(), y.size());
+    EXPECT_EQ(got, expected);
+  }
+}
+
+// The relative error stays that of the flat codec: buckets are shorter, rotations too.
+TEST_P(UnitCodecs, LoseNoMoreThanTheFlatCodec) {
+  for (const std::string& text : kTexts) {
+    for (uint64_t unit : {576, 896, 1600}) {
+      const std::vector<float> x = normal(unit * 64, 4);
+      const auto lossOf = [&](const Codec& codec) {
+        const std::vector<float> y = decoded(codec, encoded(codec, x, kDraws), x.size());
+        double lost = 0;
+        for (size_t i = 0; i < x.size(); ++i)
+          lost += (y[i] - x[i]) * (y[i] - x[i]);
+        return lost;
+      };
+      EXPECT_LT(lossOf(*codecOf(withUnit(text, unit), *GetParam())), 1.03 * lossOf(*codecOf(text, *GetParam())))
+          << text << ", " << unit;
+    }
+  }
+}
+
+TEST_P(UnitCodecs, ElementsThatAreNotFinite) {
+  std::vector<float> x = normal(300 * 4, 2);
+  x[300 + 290] = NAN;  // in the second part of unit 1
+  try {
+    encoded(*codecOf("minmax4:bucket=256,unit=300", *GetParam()), x);
+    ADD_FAILURE() << "expected an error";
+  } catch (const NonFiniteError& error) {
+    EXPECT_EQ(error.position, 590u);
+  }
+  const auto saturating = codecOf("minmax4:bucket=256,nonfinite=saturate,unit=300", *GetParam());
+  const std::vector<float> held = decoded(*saturating, encoded(*saturating, x), x.size());
+  EXPECT_TRUE(std::all_of(held.begin(), held.end(), [](float v) { return std::isfinite(v); }));
+  const auto poisoning = codecOf("gauss4:nonfinite=poison,unit=300", *GetParam());
+  const std::vector<float> poisoned = decoded(*poisoning, encoded(*poisoning, x), x.size());
+  for (size_t i = 0; i < x.size(); ++i)
+    EXPECT_EQ(std::isnan(poisoned[i]), i >= 300 + 256 + 32 && i < 600) << i;  // 300 is filled to 304 = 256 + 32 + 16
+}
+
+TEST(Units, WhereBucketsEndWithThemTheyMakeNoDifference) {
+  EXPECT_EQ(CodecSpec::parse("gauss4:unit=1024").str(), "gauss4:bucket=512");
+  EXPECT_EQ(CodecSpec::parse("minmax4:bucket=64,unit=576").str(), "minmax4:bucket=64");
+  EXPECT_EQ(CodecSpec::parse("gauss4:unit=576").str(), "gauss4:bucket=512,unit=576");
+  EXPECT_EQ(CodecSpec::parse("bf16").withUnit(576).str(), "bf16");
+  EXPECT_EQ(CodecSpec{}.withUnit(576).str(), "none");
+}
+
+TEST(Units, AreRefusedWhereTheyCannotBe) {
+  for (const char* text : {"sym4:axis=channel,C=8,unit=8", "minmax4:bucket=tensor,unit=8", "gauss4:unit=0",
+                           "gauss4:unit=1099511627777", "levels4:unit=100", "bf16:unit=8", "topk:unit=8"}) {
+    EXPECT_THROW(CodecSpec::parse(text), ValueError) << text;
+  }
+  for (const char* text : {"sym4:axis=channel,C=8", "minmax4:bucket=tensor", "topk", "gauss4:unit=8"})
+    EXPECT_THROW(CodecSpec::parse(text).withUnit(576), ValueError) << text;
+  const auto codec = makeCodec(CodecSpec::parse("gauss4:unit=576"));
+  EXPECT_THROW(codec->encodedBytes(577, DType::float32), ValueError);
+  EXPECT_EQ(codec->granularity(), Codec::kUncut);
+  EXPECT_EQ(codec->encodedBytes(0, DType::float32), 0u);
+}
+
+// Every size of a payload but its own, and a bit that belongs to no element.
+TEST(Units, PayloadsOfPeersAreChecked) {
+  const auto codec = makeCodec(CodecSpec::parse("minmax4:bucket=64,unit=100"));
+  const std::vector<float> x = normal(300, 2);
+  Bytes payload = encoded(*codec, x);
+  std::vector<float> y(x.size());
+  for (size_t size : {size_t{0}, payload.size() - 64, payload.size() - 1}) {
+    EXPECT_THROW(codec->decode(y.data(), DType::float32, std::span(payload).first(size), 0, x.size()), WireError);
+  }
+  payload.back() = std::byte{1};  // 16 lanes of 3 rows of 4 bits: the upper 20 of a lane's word are nobody's
+  EXPECT_THROW(codec->decode(y.data(), DType::float32, payload, 0, x.size()), WireError);
+}
+
+}  // namespace
+}  // namespace lowcomm

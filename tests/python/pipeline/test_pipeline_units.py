@@ -1,0 +1,180 @@
+"""No decoded token tells of another: units of codecs in pipelines."""
+
+import re
+from pathlib import Path
+
+import pytest
+import stages_case as case
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+
+import torch_lowcomm as lc
+from torch_lowcomm import _C
+from torch_lowcomm.pipeline.presets import PRESETS
+from torch_lowcomm.pipeline.units import unit_of
+
+ROOT = Path(__file__).parents[3]
+WIDTHS = (576, 768, 896, 1024, 1600, 2048)  # SmolLM2, GPT-2, Qwen2, a power of two, GPT2-XL, a larger one
+# All that pages recommend for a pipeline, which the test below looks for.
+CODECS = (
+    "none",
+    "bf16",
+    "fp16",
+    "gauss2",
+    "gauss3",
+    "gauss4",
+    "gauss6",
+    "minmax4:bucket=64",
+    "minmax4:bucket=128",
+    "minmax4:bucket=256",
+    "minmax8:bucket=128",
+    "sym8:bucket=128",
+    "qsgd4:bucket=64",
+)
+# Gradients of images in examples/split_learning.py: no activations, and no order in time.
+TIED = {"topk:keep=0.2,values=sym8", *(codec for pair in PRESETS.values() for codec in pair)}
+PAGES = (
+    "README.md",
+    "docs/pipeline.md",
+    "docs/subspace.md",
+    "examples/train_pipeline.py",
+    "examples/train_subspace.py",
+    "examples/split_learning.py",
+    "torch_lowcomm/pipeline/stage.py",
+    "torch_lowcomm/pipeline/edge.py",
+    "torch_lowcomm/pipeline/cache.py",
+    "torch_lowcomm/pipeline/presets.py",
+)
+
+
+def _decoded(codec, x, unit=None):
+    elements = unit_of(codec, x.shape, unit, activations=True)
+    cast = codec in ("none", "bf16", "fp16")
+    return _C.Codec(
+        codec if cast or not elements else f"{codec}{',' if ':' in codec else ':'}unit={elements}"
+    ).roundtrip(x)
+
+
+def _told(before, after, changed):
+    """How many elements outside of the unit that was replaced have changed."""
+    different = before != after
+    different[changed] = False
+    return int(different.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_token_tells_of_no_other(codec, width, dtype):
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(3, 17, width, generator=generator).to(dtype)
+    before = _decoded(codec, x)
+    for sample, token in ((0, 1), (1, 16), (2, 0)):
+        y = x.clone()
+        y[sample, token] = 30 * torch.randn(width, generator=generator).to(dtype)
+        assert _told(before, _decoded(codec, y), (sample, token)) == 0, (sample, token)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("shape", [(4, 28), (4, 3, 28, 28), (5, 7, 9, 16, 2)], ids=str)
+def test_a_sample_of_other_shapes_tells_of_no_other(codec, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    before, y = _decoded(codec, x), x.clone()
+    y[2] = 30
+    assert _told(before, _decoded(codec, y), 2) == 0
+
+
+def test_without_units_tokens_tell_of_others():
+    x = torch.randn(1, 64, 576, generator=torch.Generator().manual_seed(1))
+    before, y = _decoded("gauss4", x, "message"), x.clone()
+    y[0, 33] = 30
+    assert _told(before, _decoded("gauss4", y, "message"), (0, 33)) > 0
+
+
+def test_pages_recommend_what_is_tested_here():
+    texts = re.compile(
+        r"[\"'`=]((?:minmax|qsgd|dither|lattice|sym|mid|gauss|levels|topk|sign1|tern|fp8e4m3)[1-8]?(?::[a-z]\w*=[\w.=,]*\w)?)[\"'`]"
+    )
+    for page in PAGES:
+        lines = (ROOT / page).read_text().splitlines()
+        if page == "README.md":  # of its rows those of pipelines
+            lines = [line for line in lines if "lc.pipeline" in line or "lc.subspace" in line]
+        for found in texts.findall("\n".join(lines)):
+            assert found in CODECS or found in TIED or found in _FAMILIES, (
+                f"{page} names {found}, which is not tested here"
+            )
+
+
+_FAMILIES = {"minmax", "qsgd", "dither", "lattice", "sym", "mid", "gauss", "levels", "topk"}  # a name, not a codec
+
+
+@pytest.mark.parametrize("codec", sorted(TIED | {"minmax4:bucket=tensor"}))
+def test_codecs_that_tie_tokens_together_are_refused(codec):
+    x = torch.zeros(2, 8, 64)
+    with pytest.raises(ValueError, match='unit="message" allows it'):
+        unit_of(codec, x.shape, None, activations=True)
+    assert unit_of(codec, x.shape, "message", activations=True) == 0
+    assert unit_of(codec, x.shape, None, activations=False) == 0
+    assert unit_of(codec, (2, 64), None, activations=True) == 0
+
+
+def test_no_other_units():
+    with pytest.raises(ValueError, match="unit: expected 'token', 'sample', 'message' or None, got 'row'"):
+        lc.pipeline.units.expect_unit("row")
+
+
+def _received(r, channel, cache, options, *, changed):
+    """What rank 1 receives in two of four visits of a batch; in the first of them a token may be another."""
+    edge = lc.pipeline.Edge(1 - r.rank, channel=channel, cache=cache, **options)
+    generator, got = torch.Generator().manual_seed(4), []
+    for visit in range(4):
+        x = torch.randn(2, 9, 48, generator=generator)
+        if visit == 2 and changed:
+            x[1, 5] += 20
+        samples = None if cache is None else [0, 1]
+        if r.rank == 0:
+            edge.send(x.requires_grad_(), samples=samples).backward()
+        else:
+            y = edge.recv(torch.empty_like(x), samples=samples)
+            y.sum().backward()
+            got.append(y.detach().clone())
+    edge.finish()
+    return torch.stack(got[2:]) if got else None
+
+
+def _over_edges(r):
+    r.init("lowcomm")
+    channel = 0
+    for cached in (False, True):
+        for options in ({"forward": "gauss4"}, {"forward": "minmax4:bucket=256"}, {"forward": "gauss2"}):
+            runs = []
+            for changed in (False, True):
+                cache = lc.pipeline.Cache(store="minmax8:bucket=128") if cached else None
+                runs.append(_received(r, channel, cache, options, changed=changed))
+                channel += 1
+            if r.rank == 1:
+                before, after = runs
+                assert _told(before, after, (slice(None), 1, 5)) == 0, options
+                # What the memory keeps of a visit is in the next one, too.
+                assert bool((before[1] != after[1]).any()) == cached, options
+    dist.destroy_process_group()
+
+
+def test_a_remembered_token_tells_of_no_other(pair):
+    pair(_over_edges)
+
+
+def _differ(r):
+    r.init("lowcomm")
+    unit = ("token", "sample")[r.rank]
+    stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 2, torch.device("cpu"), unit=unit)
+    schedule = pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    with pytest.raises(ValueError, match=r"boundary 0: unit: expected the same on both sides"):
+        lc.pipeline.step(schedule, x, target=y)
+    dist.destroy_process_group()
+
+
+def test_stages_of_two_units_are_refused(pair):
+    pair(_differ)

@@ -1,0 +1,53 @@
+"""Units: the elements of a message that are coded without regard to all others.
+
+A decoded element depends on all elements that share its scale or its rotation. If these belonged to later tokens, a causal
+model would learn to read them: its training loss would fall below that of exact messages, and the model would be worthless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch_lowcomm import _C
+
+UNITS = ("token", "sample", "message")
+
+
+def expect_unit(unit: str | None) -> None:
+    """Refuses what is no unit.
+
+    Raises:
+        ValueError: It is none of "token", "sample", "message" and None.
+    """
+    if unit not in (None, *UNITS):
+        raise ValueError(f"unit: expected {', '.join(map(repr, UNITS))} or None, got {unit!r}")
+
+
+def unit_of(codec: str, shape: Sequence[int], unit: str | None, *, activations: bool) -> int:
+    """The elements of a unit, the same on both sides of a boundary.
+
+    Args:
+        codec: The message's codec, or that of a memory; "": exact.
+        shape: Of the tensor: [batch, time, width], or [batch, ...].
+        unit: "token": the last dimension. "sample": all but the first one. "message": the whole tensor. None: a token of a tensor
+            with three dimensions, a sample of any other.
+        activations: Whether these are activations, not gradients.
+
+    Returns:
+        0 where the whole tensor is one unit.
+
+    Raises:
+        ValueError: The codec makes every element of activations [batch, time, width] depend on all others, and `unit` is not
+            "message".
+    """
+    if not codec or unit == "message" or len(shape) < 2:
+        return 0
+    if what := _C.ties_all(codec):
+        if activations and len(shape) == 3:
+            raise ValueError(
+                f"codec {codec!r}: expected one whose scales belong to a token of activations [batch, time, width], got {what}: "
+                f'a decoded token would tell of later ones, which a causal model learns to read; unit="message" allows it'
+            )
+        return 0
+    return shape[-1] if unit == "token" or (unit is None and len(shape) == 3) else math.prod(shape[1:])
