@@ -108,6 +108,9 @@ def show_scores(steps: dict[str, float | None], speeds: dict[str, wan.Seconds]) 
             )
     seconds = speeds[RECORD]
     print(
+        "# simulated: a fit of three choices (tokens, micro-batches, speed) to the two published numbers, no prediction"
+    )
+    print(
         f"# {'published, bytes a token':<30}{'both ways':>14}{'steps':>8}{'s a step':>10}{'simulated':>11}{'hours':>9}"
     )
     for record in wan.RECORDS:

@@ -2,7 +2,8 @@
 
 The shape is that of Protocol NanoGPT's records (2026): 203 million parameters, which 8 blocks of width 1,024, an embedding and a
 head of 50,304 tokens have; 8 stages of a block each, 200 Mbit/s and 50 ms a link, 1F1B. TOKENS a step and MICRO_BATCHES are
-ours: 80.6 s less for 3,452 bytes less a token are 23 ms a byte, and a byte of so many tokens takes 21 ms at 200 Mbit/s.
+ours: 80.6 s less for 3,452 bytes less a token are 23 ms a byte, and a byte of so many tokens takes 21 ms at 200 Mbit/s. With the
+machines' speed (`factor_of_record`) they are three choices for two published numbers: a fit of them, and no prediction.
 """
 
 from __future__ import annotations
