@@ -54,6 +54,7 @@ class Basis(nn.Module):
     Attributes:
         vectors: Uᵀ, float64 [rank, width], a buffer: orthonormal rows.
         version: How often a Grassmann step has changed it (section 4.5 of the paper); 0: made from the seed.
+        free_blocks: How many of the decoder's last blocks do not write into S alone, as `constrain` was asked.
     """
 
     vectors: Tensor
@@ -73,7 +74,7 @@ class Basis(nn.Module):
         super().__init__()
         expect_integer("rank", rank)
         expect_seed(seed)
-        self.width, self.rank, self.seed, self.version = width, rank, seed, 0
+        self.width, self.rank, self.seed, self.version, self.free_blocks = width, rank, seed, 0, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
         self._forget()
 
@@ -156,12 +157,12 @@ class Basis(nn.Module):
         return vectors.device, vectors.data_ptr(), 0 if vectors.is_inference() else vectors._version
 
     def get_extra_state(self) -> Tensor:
-        """The version, for the model's state."""
-        return torch.tensor(self.version)
+        """[version, free blocks], for the model's state."""
+        return torch.tensor([self.version, self.free_blocks])
 
     def set_extra_state(self, state: Any) -> None:
-        """Takes the version of a loaded state."""
-        self.version = int(state)
+        """Takes the version of a loaded state; a model compares its free blocks before (`states.expect_free_blocks`)."""
+        self.version = int(state[0])
         self._forget()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,8 @@ def check(model: nn.Module) -> list[Finding]:
     and is left as it was); tables of positions that are trained; what stands between the embedding and the first block; whether a
     whole decoder is its embedding, blocks, norm and head, one after the other (it runs once on eight made-up tokens; where it
     cannot, a warning says so), and has no other trained parameter; a residual stream in half precision. Blocks whose parameters
-    are sharded or on the meta device do not run: check a model before. Autocast does not count: a stage tells of it.
+    are sharded or on the meta device do not run: check a model before. Of free blocks (`constrain`'s free_blocks) only the order
+    and what they share with other parts are looked at. Autocast does not count: a stage tells of it.
 
     Args:
         model: What `constrain` returned, or a stage that `cut` made of it.
@@ -81,6 +82,8 @@ def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
         found += _options(parts, root)
         found += _between(parts, root) or out_of_order(parts, root) or left_out(parts, root)
     for number, block in parts.blocks_of(root):
+        if parts.is_free(number):
+            continue
         found += probe.leaving(parts, root, basis, number, block)
     return found
 
@@ -136,11 +139,17 @@ def shared_names(parts: Parts, root: nn.Module) -> list[dict[str, str]]:
 
 
 def _shared(parts: Parts, root: nn.Module) -> list[Finding]:
-    """Free weights that two blocks have, or a block and another part; stages would train them apart."""
+    """Free weights that two blocks have, or a block and another part; stages would train them apart.
+
+    Free blocks, the norm and the head are all on the last stage, and may share theirs.
+    """
+    behind = {parts.norm, parts.head, *(f"{parts.blocks}.{n}" for n, _ in parts.blocks_of(root) if parts.is_free(n))}
     constrained = {f"{name}.weight" for name, _, _ in parts.projections(root)} | {f"{parts.embedding}.weight"}
     found = []
     for places in shared_names(parts, root):
         first, *others = places.values()
+        if places.keys() <= behind:
+            continue
         if first not in constrained and not constrained & set(others):  # those are tied, or the head will be untied
             found.append(Finding(first, f"is shared with {', '.join(others)}: stages would train it apart"))
     return found

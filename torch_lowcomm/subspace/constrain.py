@@ -18,6 +18,7 @@ from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
+from torch_lowcomm.subspace.states import expect_free_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Report:
         width: d.
         rank: k.
         blocks: The number of blocks.
+        free_blocks: How many of them, the last ones, are not constrained.
         sigma: The size of the fixed part's elements.
         lost: Of each constrained weight, by its name, the share of its norm that was outside the subspace.
         untied: Whether the head had the embedding's weight, and has its own now.
@@ -40,6 +42,7 @@ class Report:
     width: int
     rank: int
     blocks: int
+    free_blocks: int
     sigma: float
     lost: dict[str, float]
     untied: bool
@@ -49,7 +52,8 @@ class Report:
         return (
             f"{self.blocks} blocks ({parts.blocks}, {parts.family}) of width {self.width}, rank {self.rank}: a token is "
             f"{self.rank} numbers between stages, {self.width / self.rank:.4g} times fewer; constrained are {parts.embedding}, "
-            f"{parts.attention_output} and {parts.feed_forward_down}, fixed part of {self.sigma:g}"
+            f"{parts.attention_output} and {parts.feed_forward_down}"
+            f"{f' but of the last {self.free_blocks}' if self.free_blocks else ''}, fixed part of {self.sigma:g}"
             f"{', head untied' if self.untied else ''}"
         )
 
@@ -59,6 +63,7 @@ def constrain(
     decoder: nn.Module,
     rank: int = 64,
     *,
+    free_blocks: int = 1,
     seed: int = 0,
     embedding: str | None = None,
     blocks: str | None = None,
@@ -78,8 +83,9 @@ def constrain(
 
     The rows of every W_p1 (attention output) and W_p2 (feed-forward down) are projected onto a subspace S of `rank` dimensions,
     which for an `nn.Linear` is W ← U(UᵀW); the embedding becomes a fixed part plus a trained part in S (`Embedding`); a head
-    that is tied to the embedding gets its own weight. All of a residual stream but the embedding's fixed part then lies in S.
-    `lc.SubspaceAdamW` keeps the weights there.
+    that is tied to the embedding gets its own weight. All of a residual stream but the embedding's fixed part then lies in S, up
+    to the first of the last `free_blocks` blocks, which nothing is asked of: no boundary follows them (section 5.1 constrains
+    "all but the final transformer layer"). `lc.SubspaceAdamW` keeps the weights there.
 
     The wire loses nothing; the constraint costs: there are fewer directions to write into.
 
@@ -87,6 +93,8 @@ def constrain(
         decoder: A decoder of pre-norm blocks: written by hand, or Llama-, Qwen2-, Qwen3- or OLMo-like of `transformers`, built
             from a config. It is the same on all ranks.
         rank: k, 1...width.
+        free_blocks: The number of blocks at the decoder's end whose weights stay free. `cut` needs the last boundary before them.
+            0: all blocks are constrained.
         seed: Of the subspace and of the fixed part; the same on all ranks.
         embedding: The name of a part, where it is not found; see `Parts` for this and the following.
         blocks: See `Parts`.
@@ -107,9 +115,9 @@ def constrain(
         and `subspace_basis`.
 
     Raises:
-        TypeError: The rank or the seed is no integer.
-        ValueError: A part is not found, the rank is none of 1...width, the weights are trained, or something would break
-            exactness: everything that `check` finds is named. The decoder is as it was.
+        TypeError: The rank, the number of free blocks or the seed is no integer.
+        ValueError: A part is not found, the rank is none of 1...width, no block would be constrained, the weights are trained, or
+            something would break exactness: everything that `check` finds is named. The decoder is as it was.
     """
     parts = parts_of(
         decoder,
@@ -129,6 +137,14 @@ def constrain(
     expect_integer("rank", rank)
     if not 1 <= rank <= width:
         raise ValueError(f"rank: expected one of 1...{width}, the width, got {rank}")
+    expect_integer("free_blocks", free_blocks)
+    total = len(parts.blocks_of(decoder))
+    if not 0 <= free_blocks < total:
+        raise ValueError(
+            f"free_blocks: expected one of 0...{total - 1}, fewer than the decoder's blocks, got {free_blocks}: a boundary "
+            f"needs a constrained block before it"
+        )
+    parts = dataclasses.replace(parts, free_from=total - free_blocks if free_blocks else None)
     trained = _checkpoint(decoder) if pretrained is None else "pretrained=True" if pretrained else ""
     if trained and not project_pretrained:
         raise ValueError(
@@ -136,6 +152,7 @@ def constrain(
             f"{rank} of {width} dimensions would be thrown away; project_pretrained=True does that"
         )
     basis = Basis(width, rank, seed=seed).to(table.device)
+    basis.free_blocks = int(free_blocks)
     _refuse(structure(parts, decoder, basis), allow_half=allow_half)
 
     if sigma is None:
@@ -152,10 +169,11 @@ def constrain(
             decoder.config.tie_word_embeddings = False  # or the package ties them again when it saves
         decoder.add_module("subspace_basis", basis)
         decoder.add_module("subspace_anchor", anchor)
-        report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
+        report = Report(parts, width, rank, total, basis.free_blocks, sigma, lost, untied)
         decoder.subspace_parts, decoder.subspace_report = parts, report
         found = check(decoder)
         _refuse(found, allow_half=allow_half)
+    decoder.register_load_state_dict_pre_hook(expect_free_blocks)
     logger.info("constrain: %s", report)
     for finding in found:
         logger.warning("constrain: not exact: %s", finding)

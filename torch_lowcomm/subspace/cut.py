@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ def cut(
     count: int,
     *,
     blocks: Sequence[int] | None = None,
+    free_last_stage: bool = False,
     coefficients: str = "fp32",
     boundary: Boundary | None = None,
     parts: Parts | None = None,
@@ -40,6 +42,9 @@ def cut(
         index: The stage's place, 0...count - 1.
         count: Stages in all. 1 is the whole decoder, which the same schedules run without a message.
         blocks: The number of blocks of each stage. None: as equal as they can be, more on the first stages.
+        free_last_stage: Frees all blocks of the last stage, before which the last boundary is: the model then has as many
+            `free_blocks`. Weights stay as they are, without what `constrain` has taken of them; `constrain(free_blocks=)` of that
+            number takes nothing. Before an optimizer or `reparam`; the same on all ranks.
         coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
             "minmax8:bucket=128", which the stage has as `message_codec`. Only "fp32" is exact.
         boundary: Another kind than the exact one: `Projection`, `Bottleneck`.
@@ -52,8 +57,8 @@ def cut(
         TypeError: The model is not constrained, and the boundary is the exact one; it is a stage already; or an argument has
             another type.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
-            unknown, two stages would train one parameter, or a free decoder computes something else than its parts do, one after
-            the other.
+            unknown, two stages would train one parameter, a boundary would be behind a free block, the last stage cannot be
+            freed, or a free decoder computes something else than its parts do, one after the other.
     """
     if isinstance(model, StageModule):
         raise TypeError(f"cut: expected a whole decoder, got {model.name}")
@@ -79,12 +84,21 @@ def cut(
     sizes = [total // count + (stage < total % count) for stage in range(count)] if blocks is None else list(blocks)
     if len(sizes) != count or min(sizes) < 1 or sum(sizes) != total:
         raise ValueError(f"blocks: expected {count} numbers above 0 that add up to {total}, got {sizes}")
+    if boundary is None:
+        _expect_constrained(parts, sizes)
     _expect_own_parameters(model, parts, sizes)
     message_codec = None if coefficients in ("fp32", "bf16") else coefficients
     if message_codec is not None:
         _C.Codec(message_codec)
     if boundary is not None or coefficients != "fp32":
         logger.info("cut: not exact: %s, coefficients %s", boundary or "the subspace's coefficients", coefficients)
+    if free_last_stage:
+        if boundary is not None or count == 1:
+            raise ValueError(
+                f"free_last_stage: expected the exact boundary before the last of two stages or more, got "
+                f"{'one stage' if count == 1 else boundary}"
+            )
+        parts = _free(model, parts, total - sizes[-1])
     start = sum(sizes[:index])
     return StageModule(
         model,
@@ -96,6 +110,46 @@ def cut(
         coefficients=coefficients,
         message_codec=message_codec,
     )
+
+
+def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
+    """Refuses an exact boundary that free blocks come before: what they add to the residual stream is not in the subspace.
+
+    Raises:
+        ValueError: One is; with the sizes of stages that would do.
+    """
+    last = sum(sizes[:-1])  # the block behind the last boundary
+    if len(sizes) > 1 and parts.is_free(last - 1):
+        free = sum(sizes) - (parts.free_from or 0)
+        raise ValueError(
+            f"cut: expected the last boundary before block {parts.free_from}, the first of {free} free ones, or further to the "
+            f"front, got one before block {last}: give the last stage {free} blocks or more (blocks=), or constrain the "
+            f"decoder with free_blocks={sizes[-1]} at most"
+        )
+
+
+def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
+    """Frees a model's blocks from a number on.
+
+    Raises:
+        ValueError: Coordinates are in the place of their weights.
+    """
+    freed = dataclasses.replace(parts, free_from=number)
+    kept = {id(module) for _, _, module in freed.projections(model)}
+    projections = [(name, module) for name, _, module in parts.projections(model) if id(module) not in kept]
+    for name, module in projections:
+        if "coordinates" in module._parameters:
+            raise ValueError(
+                f"free_last_stage: {name}: expected a weight, got coordinates: cut before lc.subspace.reparam"
+            )
+    for _, module in projections:
+        del module.subspace_role, module.subspace_basis
+    model.subspace_basis.free_blocks = len(parts.blocks_of(model)) - number
+    model.subspace_parts = freed
+    model.subspace_report = dataclasses.replace(
+        model.subspace_report, parts=freed, free_blocks=model.subspace_basis.free_blocks
+    )
+    return freed
 
 
 def _expect_own_parameters(model: nn.Module, parts: Parts, sizes: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable
 from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
 from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
 
@@ -74,6 +75,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
             del self.param_groups[-1]
             raise
         added["basis_version"], added["basis_checksum"] = self._version(), self._checksum()
+        added["free_blocks"] = 0 if self._basis is None else self._basis.free_blocks
         for p in trained:
             self._core.add(self._known[id(p)], local(p), group=number, **self._rule(p))
         self._trained += trained
@@ -82,7 +84,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
     def _learn(self, module: nn.Module) -> None:
         """Takes down the names and roles of a module's parameters."""
         weights = constrained_weights(module)
-        basis = one_basis([*self._constrained.values(), *weights])
+        basis = one_basis([*self._constrained.values(), *weights]) or _basis_of(module)
         self._stages += [part for part in module.modules() if isinstance(part, StageModule)]
         self._known |= {id(p): name for name, p in module.named_parameters()}
         self._constrained |= {id(w.parameter): w for w in weights}
@@ -159,11 +161,17 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
         "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
         that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and
-        "basis_checksum", of the U that the state belongs to; load the model's basis too.
+        "basis_checksum", of the U that the state belongs to; load the model's basis too. And "free_blocks", of the decoder.
 
         Raises:
-            ValueError: The state is of other parameters. Nothing has changed.
+            ValueError: The state is of other parameters, or of a decoder with another number of free blocks. Nothing has changed.
         """
+        for group, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
+            if group.get("free_blocks", own["free_blocks"]) != own["free_blocks"]:
+                raise ValueError(
+                    f"SubspaceAdamW: free_blocks: expected the state of a decoder with free_blocks={own['free_blocks']}, got one "
+                    f"with free_blocks={group['free_blocks']}, whose last blocks have other moments"
+                )
         before = super().state_dict()["param_groups"]
         names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
@@ -190,6 +198,12 @@ class SubspaceOptimizer(torch.optim.Optimizer):
                 key: tensor if key == "step" else _as_parameter(p, tensor, rows and key != "rounding")
                 for key, tensor in state.items()
             }
+
+
+def _basis_of(module: nn.Module) -> Basis | None:
+    """The basis of a constrained model or stage, which one of free blocks alone has too: it goes on with the others' versions."""
+    holders = (part for part in module.modules() if isinstance(getattr(part, "subspace_parts", None), Parts))
+    return next((found for part in holders if (found := part._modules.get("subspace_basis")) is not None), None)
 
 
 def _as_parameter(parameter: torch.Tensor, state: torch.Tensor, rows: bool) -> torch.Tensor:

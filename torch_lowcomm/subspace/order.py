@@ -119,8 +119,11 @@ def _of_blocks(parts: Parts, root: nn.Module, calls: _Calls) -> list[Finding]:
             return [Finding(path, "returns NaN or infinity for made-up tokens")]
         try:
             again = run_blocks(parts, root, given.clone(), only=[number])
-        except Exception:
-            return []  # probe.leaving names the block
+        except Exception as error:
+            if not parts.is_free(number):
+                return []  # probe.leaving names the block
+            reason = f"does not run as a stage calls it, on activations alone: {type(error).__name__}: {error}"
+            return [Finding(path, reason)]
         if share := _apart(again, output):
             reason = f"returns something else where a stage calls it, by a share {share:.3g}: it is given more than its input"
             return [Finding(path, reason)]

@@ -29,6 +29,7 @@ class Parts:
             where positions never enter the residual stream, as with rotary ones.
         rotary: A module that makes (cosine, sine) for all blocks, as in `transformers`. None where each block has its own.
         family: How a block is called: "plain" (`block(x)`) or "transformers".
+        free_from: The number of the first block whose weights are free, as those of all blocks behind it are; None: of no block.
     """
 
     embedding: str
@@ -40,6 +41,11 @@ class Parts:
     positions: str | None = None
     rotary: str | None = None
     family: str = "plain"
+    free_from: int | None = None
+
+    def is_free(self, number: int) -> bool:
+        """Whether the weights of a block of this number are not constrained."""
+        return self.free_from is not None and number >= self.free_from
 
     def blocks_of(self, root: nn.Module) -> list[tuple[int, nn.Module]]:
         """The blocks of a decoder or of a stage, each with its number in the whole decoder; one module may come twice."""
@@ -54,8 +60,10 @@ class Parts:
         return next((path for path in others if path is not None and f"{name}.".startswith(f"{path}.")), None)
 
     def projections(self, root: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-        """(name, role, module) of the attention outputs and feed-forward downs, block by block."""
+        """(name, role, module) of the attention outputs and feed-forward downs of constrained blocks, block by block."""
         for number, block in self.blocks_of(root):
+            if self.is_free(number):
+                continue
             for role in (ATTENTION_OUTPUT, FEED_FORWARD_DOWN):
                 path = getattr(self, role)
                 yield f"{self.blocks}.{number}.{path}", role, block.get_submodule(path)

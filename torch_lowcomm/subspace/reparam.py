@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,11 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from torch_lowcomm.diloco.parameters import local
-from torch_lowcomm.subspace.basis import without_autocast
+from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.weights import AXES, constrained_weights, sum_slices, wide
-
-if TYPE_CHECKING:
-    from torch_lowcomm.subspace.basis import Basis
 
 
 class _Coordinates(nn.Module):
@@ -89,7 +85,7 @@ def reparam(module: nn.Module) -> nn.Module:
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
     Args:
-        module: A constrained model, or a stage of one; before `fully_shard`.
+        module: A constrained model, or a stage of one; before `fully_shard`. A stage of free blocks alone stays as it is.
 
     Returns:
         The module itself.
@@ -99,7 +95,7 @@ def reparam(module: nn.Module) -> nn.Module:
     """
     found = constrained_weights(module)
     weights = [weight for weight in found if not weight.is_coordinates and weight.role != "bias"]
-    if not weights:
+    if not weights and (found or not isinstance(getattr(module, "subspace_basis", None), Basis)):
         raise ValueError("reparam: expected a module with constrained weights (lc.subspace.constrain), got none in it")
     for weight in weights:
         if isinstance(weight.parameter, DTensor):

@@ -185,6 +185,7 @@ class StageModule(nn.Module):
         context = self.message_context()
         return {
             "coefficients": f"{self.rank} of {self.width} as {self.coefficients}",
+            "free_blocks": str(getattr(self._modules.get("subspace_basis"), "free_blocks", 0)),
             "basis": f"{context['basis']:#x}",
             "boundary": f"{context['boundary']:#x}",
         }

@@ -33,12 +33,28 @@ def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torc
     return merged
 
 
+def expect_free_blocks(module: Any, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Refuses a state dict of a decoder that has another number of free blocks; a hook of constrained decoders.
+
+    Raises:
+        ValueError: It has. Nothing was loaded.
+    """
+    basis, saved = getattr(module, "subspace_basis", None), state.get(f"{prefix}subspace_basis._extra_state")
+    if basis is not None and saved is not None and int(saved[1]) != basis.free_blocks:
+        raise ValueError(
+            f"free_blocks: expected the state of a decoder with free_blocks={basis.free_blocks}, as this one was constrained, "
+            f"got one with free_blocks={int(saved[1])}: load it into lc.subspace.constrain(..., free_blocks={int(saved[1])})"
+        )
+
+
 def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Removes from a state dict that is being loaded what other stages have; a hook of `StageModule`.
 
     Raises:
-        ValueError: The state dict has other blocks than the stage: the decoder was cut elsewhere.
+        ValueError: The state dict has other blocks than the stage: the decoder was cut elsewhere. Or it is of a decoder with
+            another number of free blocks.
     """
+    expect_free_blocks(stage, state, prefix)
     parts, mine = stage.subspace_parts, stage.block_numbers
     block = re.compile(re.escape(f"{prefix}{parts.blocks}.") + r"(\d+)\.")
     there = {int(match[1]) for name in state if (match := block.match(name))}

@@ -153,7 +153,7 @@ def _killed_in_a_switch(r, phase, victim):
         found = [None, None]
         dist.all_gather_object(found, (version, run.subspace.version, run.module.subspace_basis.checksum))
         assert found[0] == found[1] and version in PHASES[phase][1], found
-        assert max(run.optimizer.distances().values()) < 1e-12
+        assert max(run.optimizer.distances().values(), default=0) < 1e-12  # the last stage's block is free
         r.say("survived")
         run.join("whole")
     run.load("before")

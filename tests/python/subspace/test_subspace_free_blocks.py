@@ -1,0 +1,348 @@
+"""Free blocks behind the last boundary: what is constrained, cut, checked, saved and trained of a decoder that has some."""
+
+import copy
+
+import pytest
+import subspace_case as case
+import test_subspace_pipeline as pipelines
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import torch_lowcomm as lc
+
+
+def _constrained(free, dtype=torch.float64, layers=case.LAYERS, seed=0):
+    return lc.subspace.constrain(case.gpt(dtype, layers=layers, seed=seed), case.RANK, free_blocks=free, sigma=1.0)
+
+
+def _outside(model):
+    """By block and role, the share of a weight's norm outside the subspace."""
+    basis = model.subspace_basis
+    found = {}
+    for number, block in enumerate(model.blocks):
+        for role, linear in (("out", block.attention.out), ("down", block.down)):
+            rows = linear.weight.detach().T.double()
+            found[number, role] = float((rows - basis.project(rows)).norm() / rows.norm())
+    return found
+
+
+@pytest.mark.parametrize("free", [None, 0, 1, 3])
+def test_the_last_blocks_are_as_they_were(free):
+    """One by default, as in the paper; the others are constrained, and the report and the log's text say so."""
+    options = {} if free is None else {"free_blocks": free}
+    before, model = case.gpt(), case.constrained(**options)
+    free = 1 if free is None else free
+    found = _outside(model)
+    for number, (old, new) in enumerate(zip(before.blocks, model.blocks, strict=True)):
+        is_free = number >= case.LAYERS - free
+        for mine, theirs in ((new.attention.out, old.attention.out), (new.down, old.down)):
+            assert hasattr(mine, "subspace_role") == hasattr(mine, "subspace_basis") == (not is_free)
+            assert torch.equal(mine.weight, theirs.weight) == is_free
+        assert (found[number, "out"] > 0.5, found[number, "down"] > 0.5) == (is_free, is_free)
+    report = model.subspace_report
+    assert report.free_blocks == model.subspace_basis.free_blocks == free
+    assert len(report.lost) == 1 + 2 * (case.LAYERS - free)
+    assert (f"but of the last {free}, fixed part" in str(report)) == (free > 0)
+    assert lc.subspace.check(model) == []
+
+
+@pytest.mark.parametrize("free", [-1, case.LAYERS])
+def test_a_constrained_block_is_needed(free):
+    with pytest.raises(ValueError, match=rf"free_blocks: expected one of 0...3, fewer than .*, got {free}: a boundary"):
+        _constrained(free)
+
+
+@pytest.mark.parametrize("free", [1.0, True, None])
+def test_the_number_is_an_integer(free):
+    with pytest.raises(TypeError, match="free_blocks: expected an integer"):
+        _constrained(free)
+
+
+# Free blocks, blocks of the stages, whether the last one is freed.
+CUTS = [(0, [1, 1, 1, 1], False), (1, [2, 1, 1], False), (2, [2, 2], False), (2, [1, 3], False), (0, [1, 3], True)]
+
+
+def _expect_equal_gradients(model, loss_of, cuts):
+    loss = loss_of(None)
+    loss.backward()
+    expected = case.gradients(model)
+    cut_loss = loss_of(cuts)
+    assert abs(cut_loss.item() - loss.item()) < 1e-12
+    cut_loss.backward()
+    for name, gradient in case.gradients(model).items():
+        assert case.apart(gradient, expected[name]) < 1e-12, name
+
+
+@pytest.mark.parametrize(("free", "sizes", "freed"), CUTS)
+def test_a_cut_is_the_uncut_model(free, sizes, freed):
+    """In loss and gradients, after a step that has taken the free weights out of the subspace, too."""
+    model, ids = _constrained(free), case.ids()
+    cuts = case.cuts(model, len(sizes), blocks=sizes, free_last_stage=freed)
+    assert [lc.subspace.check(stage) for stage in cuts] == [[]] * len(sizes)
+    optimizer = lc.SubspaceAdamW(model, lr=1e-2)
+
+    def loss_of(stages):
+        return pipelines.loss(case.logits(model, ids) if stages is None else case.chain(stages, ids), ids)
+
+    for _ in range(2):
+        _expect_equal_gradients(model, loss_of, cuts)
+        loss_of(None).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    count = sizes[-1] if freed else free
+    found = _outside(model)
+    for (number, _), outside in found.items():
+        assert (outside > 1e-4) == (number >= case.LAYERS - count), found
+    assert model.subspace_basis.free_blocks == cuts[0].subspace_basis.free_blocks == count
+
+
+@pytest.mark.parametrize("name", case.FAMILIES)
+def test_a_family(name):
+    pytest.importorskip("transformers", reason="no package transformers")
+    model, ids = lc.subspace.constrain(case.family(name), case.RANK, free_blocks=2), case.ids(96)
+    before = case.family(name).model.layers
+    for number, block in enumerate(model.model.layers):
+        assert torch.equal(block.mlp.down_proj.weight, before[number].mlp.down_proj.weight) == (number >= 2)
+    cuts = case.cuts(model, 2)
+
+    def loss_of(stages):
+        logits = model(input_ids=ids, use_cache=False).logits if stages is None else case.chain(stages, ids)
+        return pipelines.loss(logits, ids)
+
+    _expect_equal_gradients(model, loss_of, cuts)
+    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=5)
+    assert torch.equal(tokens, case.by_hand(model, ids, 5))
+
+
+def test_no_boundary_behind_a_free_block():
+    model = _constrained(2)
+    message = (
+        r"expected the last boundary before block 2, the first of 2 free ones, or further to the front, got one before block 3: "
+        r"give the last stage 2 blocks or more \(blocks=\), or constrain the decoder with free_blocks=1 at most"
+    )
+    for options in ({"count": 4}, {"count": 2, "blocks": [3, 1]}):
+        with pytest.raises(ValueError, match=message):
+            lc.subspace.cut(model, 0, **options)
+    lc.subspace.cut(model, 0, 1)  # has no boundary
+    lc.subspace.cut(model, 0, 4, boundary=lc.subspace.Projection(4))  # asks nothing of weights
+
+
+def test_what_frees_no_last_stage():
+    model = case.constrained()
+    for options, got in (
+        ({"count": 1}, "one stage"),
+        ({"count": 2, "boundary": lc.subspace.Projection(4)}, "Projection"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"free_last_stage: expected the exact boundary before the last .* got {got}"
+        ):
+            lc.subspace.cut(model, 0, free_last_stage=True, **options)
+    lc.subspace.reparam(model)
+    with pytest.raises(
+        ValueError, match=r"free_last_stage: blocks.2.attention.out: expected a weight, got coordinates"
+    ):
+        lc.subspace.cut(model, 0, 2, free_last_stage=True)
+    assert lc.subspace.check(model) == [] and model.subspace_basis.free_blocks == 1
+    lc.subspace.cut(model, 0, 4, free_last_stage=True)  # whose last stage is free as it is
+
+
+def test_what_free_blocks_may_have():
+    """A dropout behind a projection, a trained bias, and a weight of the head: no boundary comes after them."""
+    model = case.gpt()
+    last = model.blocks[3]
+    last.down = nn.Sequential(nn.Linear(4 * case.WIDTH, case.WIDTH, dtype=torch.float64), nn.Dropout(0.5))
+    with pytest.raises(ValueError, match="blocks.3.down to be an nn.Linear, got Sequential"):
+        lc.subspace.constrain(model, case.RANK)
+    last.down = last.down[0]
+    last.register_forward_hook(lambda _module, _inputs, output: nn.functional.dropout(output, 0.5, last.training))
+    last.up.weight = nn.Parameter(last.up.weight.detach().clone())
+    last.attention_norm.weight = model.norm.weight
+    with pytest.raises(ValueError) as refused:
+        lc.subspace.constrain(model, case.RANK, free_blocks=0)
+    for reason in (
+        "blocks.3.down.bias: a trained bias",
+        "blocks.3: ",
+        "attention_norm.weight: is shared with norm.weight",
+    ):
+        assert reason in str(refused.value)
+    model = lc.subspace.constrain(model, case.RANK)
+    assert lc.subspace.check(model) == []
+    model.eval()
+    ids = case.ids()
+    assert case.apart(case.chain(case.cuts(model, 4), ids), case.logits(model, ids)) < 1e-12
+    model.blocks[2].attention_norm.weight = model.norm.weight
+    assert "shared with" in "\n".join(map(str, lc.subspace.check(model)))
+
+
+class _Masked(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.attention, self.down, self.block = block.attention, block.down, block
+
+    def forward(self, x, mask):
+        return self.block(x) * mask
+
+
+class _Calling(nn.Module):
+    """A decoder whose last block is given more than a stage gives it."""
+
+    def __init__(self):
+        super().__init__()
+        whole = case.gpt()
+        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
+        self.blocks[3] = _Masked(self.blocks[3])
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks[:3]:
+            x = block(x)
+        return self.head(self.norm(self.blocks[3](x, 1.0)))
+
+
+def test_a_free_block_that_needs_another_argument_is_named():
+    with pytest.raises(ValueError, match=r"blocks.3: does not run as a stage calls it.*TypeError.*'mask'"):
+        lc.subspace.constrain(_Calling(), case.RANK)
+
+
+def test_a_checkpoint_of_other_free_blocks_is_refused():
+    """By decoders and stages, with both numbers, before anything of it is taken; of as many it is loaded by any cut."""
+    trained, ids = _constrained(2, seed=1), case.ids()
+    with torch.no_grad():
+        for p in trained.parameters():
+            p.mul_(1.5)
+    state = lc.subspace.merge_states(stage.state_dict() for stage in case.cuts(trained, 3, blocks=[1, 1, 2]))
+    assert state.keys() == trained.state_dict().keys()
+    again = _constrained(2)
+    for stage in case.cuts(again, 2):
+        stage.load_state_dict(state)
+    assert torch.equal(again(ids, ids), trained(ids, ids)) and again.subspace_basis.free_blocks == 2
+    for free in (0, 1):
+        other = _constrained(free)
+        before = copy.deepcopy(other.state_dict())
+        message = (
+            rf"with free_blocks={free}, as this one was constrained, got one with free_blocks=2: load it into .*=2\)"
+        )
+        for module in (other, *case.cuts(other, 2), copy.deepcopy(other)):
+            with pytest.raises(ValueError, match=message):
+                module.load_state_dict(state)
+        assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    with pytest.raises(ValueError, match="subspace_basis._extra_state: expected the same on all stages"):
+        lc.subspace.merge_states([case.cuts(again, 2)[0].state_dict(), case.cuts(other, 2)[1].state_dict()])
+
+
+@pytest.mark.parametrize("variant", ["rows", "project_all"])
+def test_moments_of_other_free_blocks_are_refused(variant):
+    ids, optimizers = case.ids(), {}
+    for free in (1, 2):
+        model = _constrained(free)
+        optimizers[free] = lc.SubspaceAdamW(model, variant=variant)
+        model(ids, ids).backward()
+        optimizers[free].step()
+    before = copy.deepcopy(optimizers[2].state_dict())
+    message = "free_blocks: expected the state of a decoder with free_blocks=2, got one with free_blocks=1"
+    with pytest.raises(ValueError, match=message):
+        optimizers[2].load_state_dict(optimizers[1].state_dict())
+    after = optimizers[2].state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert all(torch.equal(t, before["state"][n][key]) for n, of in after["state"].items() for key, t in of.items())
+    optimizers[2].load_state_dict(before)
+
+
+def test_a_distributed_checkpoint_of_other_free_blocks_is_refused(tmp_path):
+    """Which is read in place: the model's number is none of the tensors that are written to."""
+    ids, runs = case.ids(), {}
+    for free in (1, 2):
+        model = _constrained(free)
+        optimizer = lc.SubspaceAdamW(model)
+        model(ids, ids).backward()
+        optimizer.step()
+        runs[free] = model, optimizer
+    state = {"model": runs[1][0].state_dict(), "optimizer": get_optimizer_state_dict(*runs[1])}
+    dcp.save(state, checkpoint_id=tmp_path)
+    model, _ = runs[2]
+    given = {"model": model.state_dict()}
+    dcp.load(given, checkpoint_id=tmp_path)
+    with pytest.raises(ValueError, match="with free_blocks=2, .* got one with free_blocks=1"):
+        model.load_state_dict(given["model"])
+    assert model.subspace_basis.free_blocks == 2
+    with pytest.raises(ValueError, match="with free_blocks=2, got one with free_blocks=1"):
+        set_optimizer_state_dict(*runs[2], state["optimizer"])
+
+
+def test_coordinates_of_a_stage_of_free_blocks():
+    """`reparam` on every rank: there is nothing to do on the last."""
+    model, ids = case.constrained(), case.ids()
+    stages = case.cuts(model, 4)
+    whole = case.chain(stages, ids)
+    last = {name: p.detach().clone() for name, p in stages[3].named_parameters()}
+    for stage in stages:
+        assert lc.subspace.reparam(stage) is stage
+    assert case.apart(case.chain(stages, ids), whole) < 1e-12
+    assert "blocks.2.down.coordinates" in dict(stages[2].named_parameters())
+    assert all(torch.equal(p, last[name]) for name, p in stages[3].named_parameters())
+
+
+def _trained(r, how):
+    """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
+    torch.set_num_threads(1)
+    r.init("lowcomm")
+    layers, options, sizes = {"a free stage": (4, {}, None), "freed": (6, {"free_blocks": 0}, [1, 1, 1, 3])}[how]
+    freed = how == "freed"
+    model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK, sigma=1.0, **options)
+    stage = lc.pipeline.Stage(
+        lc.subspace.cut(model, r.rank, r.size, blocks=sizes, free_last_stage=freed), r.rank, r.size, torch.device("cpu")
+    )
+    module = stage.submod
+    optimizer = lc.SubspaceAdamW(module, lr=1e-2)
+    subspace = lc.subspace.Grassmann([stage], optimizer, every=5)
+    schedule = lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+    for step in range(12):
+        x, y = pipelines._batch(step)
+        optimizer.zero_grad()
+        lc.pipeline.step(schedule, x, target=y, ids=x)
+        optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
+        optimizer.step()
+        subspace.step()
+    groups = {(g["basis_version"], g["basis_checksum"], g["free_blocks"]) for g in optimizer.param_groups}
+    assert groups == {(2, module.subspace_basis.checksum, 3 if freed else 1)}
+    assert lc.subspace.check(module) == [] and module.subspace_basis.version == 2
+    distances = {name: off for name, off in optimizer.distances().items() if name.startswith("blocks")}
+    assert all(off < 1e-12 for off in distances.values())
+    outside = {}
+    for number, block in module.subspace_parts.blocks_of(module):
+        rows = block.down.weight.detach().T
+        outside[number] = float((rows - module.subspace_basis.project(rows)).norm() / rows.norm())
+    free_from = layers - (3 if freed else 1)
+    assert all((off > 1e-2) == (number >= free_from) for number, off in outside.items()), outside
+    states = [None] * r.size
+    dist.all_gather_object(states, module.state_dict())
+    again = lc.subspace.constrain(case.gpt(layers=layers, seed=1), case.RANK, free_blocks=layers - free_from, sigma=1.0)
+    merged = lc.subspace.merge_states(states)
+    assert merged["blocks.0.down.weight"].shape == again.blocks[0].down.weight.shape
+    again.load_state_dict(merged | {name: t for name, t in again.state_dict().items() if name not in merged})
+    tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
+    assert torch.equal(tokens, case.by_hand(again, case.ids(), 4))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["a free stage", "freed"])
+def test_stages_with_free_blocks_train(quad, how):
+    quad(_trained, how, timeout=120)
+
+
+def _differ(r):
+    r.init("lowcomm")
+    model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK, free_blocks=1 + r.rank)
+    stage = lc.pipeline.Stage(lc.subspace.cut(model, r.rank, r.size), r.rank, r.size, torch.device("cpu"))
+    x, y = pipelines._batch()
+    with pytest.raises((ValueError, RuntimeError), match="free_blocks: expected the same"):
+        lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss), x, target=y, ids=x)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ranks_that_freed_other_blocks_stop(pair):
+    pair(_differ)
