@@ -170,9 +170,7 @@ def perplexity(args: argparse.Namespace, schedule: Schedule1F1B) -> float:
 def continued(args: argparse.Namespace, stage: lc.pipeline.Stage) -> str:
     """Text that the stages generate together, a message a token and boundary."""
     x, _ = args.corpus.validation_batch(1, CONFIG.context, 0)
-    ids = lc.subspace.generate(
-        stage.submod, x[:, :24].to(args.device), max_new_tokens=40, temperature=0.7, seed=args.seed
-    )
+    ids = lc.subspace.generate(stage, x[:, :24].to(args.device), max_new_tokens=40, temperature=0.7, seed=args.seed)
     return bytes(ids[0].tolist()).decode("ascii")
 
 

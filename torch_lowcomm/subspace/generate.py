@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_lowcomm.pipeline.context import unwrapped
 from torch_lowcomm.pipeline.edge import Edge
+from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.subspace.families import new_cache
 from torch_lowcomm.subspace.stage import StageModule
 
@@ -33,7 +35,7 @@ def _next_call(group: dist.ProcessGroup | None) -> int:
 
 @torch.no_grad()
 def generate(
-    stage: StageModule,
+    stage: Stage | StageModule,
     ids: torch.Tensor,
     *,
     max_new_tokens: int,
@@ -49,12 +51,13 @@ def generate(
     decoder, as far as its arithmetic tells two tokens apart.
 
     Args:
-        stage: What `cut` made, stage i on rank i of the group. The only stage of one needs no group.
+        stage: The `lc.pipeline.Stage` of what `cut` made, or that module; stage i on rank i of the group. The only stage of one
+            needs no group where it is the module.
         ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes; the same on all ranks.
         max_new_tokens: How many tokens are generated behind each prompt.
         temperature: 0: the token of the largest logit. Above: drawn from softmax(logits / temperature).
         seed: Of the draws, which the last stage makes.
-        group: A group of backend lowcomm; None: the default group.
+        group: A group of backend lowcomm; None: that of the `lc.pipeline.Stage`, of a module the default group.
 
     Returns:
         [batch, time + max_new_tokens], on every rank.
@@ -66,6 +69,8 @@ def generate(
         torch.distributed.DistBackendError: Another stage has failed, by a mistake in its arguments too, or is gone, or the
             network. Where the group lives the next call begins anew.
     """
+    if isinstance(stage, Stage):
+        stage, group = unwrapped(stage.submod), stage.group if group is None else group
     _expect_place(stage, group)
     links = _Links(stage, group)
     with _evaluating(stage), links.failing():
@@ -96,7 +101,9 @@ def generate(
 def _expect_place(stage: StageModule, group: dist.ProcessGroup | None) -> None:
     """Refuses what is no stage, or not this rank's."""
     if not isinstance(stage, StageModule):
-        raise TypeError(f"stage: expected what lc.subspace.cut returns, got {type(stage).__name__}")
+        raise TypeError(
+            f"stage: expected an lc.pipeline.Stage of what lc.subspace.cut returns, or that module, got {type(stage).__name__}"
+        )
     if stage.count > 1 and (dist.get_rank(group), dist.get_world_size(group)) != (stage.index, stage.count):
         raise ValueError(
             f"group: expected {stage.count} ranks, of which this is {stage.index}, the stage's number, got rank "

@@ -1,5 +1,7 @@
 """lc.subspace.generate: token for token what the uncut decoder says, one message a token and boundary."""
 
+from pathlib import Path
+
 import pytest
 import subspace_case as case
 import torch
@@ -65,6 +67,31 @@ def _stages(r):
         if i == 0:
             _count(r)
     dist.destroy_process_group()
+
+
+def _as_the_page_writes_it(r):
+    """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
+    r.init("lowcomm")
+    group, index, count, device = dist.new_group([0, 1]), r.rank, r.size, torch.device("cpu")
+    model, prompts = _model("gpt"), case.ids()
+    part = lc.subspace.cut(model, index, count)
+    stage = lc.pipeline.Stage(part, index, count, device, group=group)
+    tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW)
+    assert torch.equal(tokens, case.by_hand(model, prompts, NEW))
+    assert "send forward edge 253" in lc.stats()[group.group_name] or r.rank, (
+        "in the stage's group, not the default one"
+    )
+    schedule = lc.pipeline.Schedule1F1B(stage, 3, loss_fn=lambda logits, y: logits.square().mean())
+    lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
+    assert torch.equal(lc.subspace.generate(stage, prompts, max_new_tokens=NEW), tokens) and stage.submod.training
+    lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
+    dist.destroy_process_group()
+
+
+def test_as_the_page_writes_it(pair):
+    page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
+    assert "`lc.subspace.generate(stage, prompts, max_new_tokens=100)`" in page and "stage = lc.pipeline.Stage(" in page
+    pair(_as_the_page_writes_it)
 
 
 def _count(r):
@@ -327,7 +354,7 @@ def test_refusals():
         lc.subspace.generate(stage, ids + 128, max_new_tokens=1)
     with pytest.raises(ValueError, match="stage 0 of 1: ids: expected one token or more a prompt"):
         lc.subspace.generate(stage, ids[:, :0], max_new_tokens=1)
-    with pytest.raises(TypeError, match="stage: expected what lc.subspace.cut returns, got GPT"):
+    with pytest.raises(TypeError, match="stage: expected an lc.pipeline.Stage of what .* got GPT"):
         lc.subspace.generate(model, ids, max_new_tokens=1)
     stage.get_submodule("blocks")["1"] = _NoCache(model.blocks[1])
     with pytest.raises(TypeError, match=r"blocks.1: expected _NoCache.forward\(x, cache=, start=\).* got forward\(x\)"):
