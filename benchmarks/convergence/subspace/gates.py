@@ -8,6 +8,8 @@ from typing import Any
 
 from report import Gate
 
+from convergence.subspace.presets import FREE_BLOCKS
+
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 EIGHT_BITS = "constrained, 32 in 8 bits"
 # A run's loss over another's: (run, other, comparison, bound).
@@ -19,6 +21,8 @@ RATIOS = (
     (EIGHT_BITS, "constrained, 32", "<=", 1.005),
     (EIGHT_BITS, "1 bit of all", "<", 1.0),
     (EIGHT_BITS, "constrained, 64 in 4 bits", "<", 1.0),
+    ("constrained, 16", "free, width 128", "<", 1.08),
+    ("constrained, 16", "constrained, 16, all blocks", "<", 1.0),
 )
 # Few steps of a small decoder have not parted the losses yet.
 OF_QUICK = (("constrained, 32", "free", "<", 1.15), (EIGHT_BITS, "constrained, 32", "<=", 1.02))
@@ -57,6 +61,6 @@ def print_ratios(runs: Runs) -> None:
         return
     print(f"# {'loss / free':<31}{'training':>10}{'validation':>12}")
     for name in runs:
-        if name != "free":
+        if name != "free" and name not in FREE_BLOCKS:  # those are of another width
             training, validation = (statistics.mean(ratios(runs, how, name, "free")) for how in LOSSES)
             print(f"#   {name:<29}{training:>10.4f}{validation:>12.4f}")

@@ -31,6 +31,13 @@ VARIANTS = {
     "projection, 32, no anchor": Configuration("projection", rank=32, anchor="none"),
     "bottleneck, 32": Configuration("bottleneck", rank=32),
 }
+# What the last block's constraint costs, which no boundary needs.
+_SMALL = {"width": 128, "layers": 4, "stages": 4, "steps": 300}
+FREE_BLOCKS = {
+    "free, width 128": Configuration("whole", **_SMALL),
+    "constrained, 16": Configuration("constrained", rank=16, **_SMALL),
+    "constrained, 16, all blocks": Configuration("constrained", rank=16, free_blocks=0, **_SMALL),
+}
 QUICK = ("free", "constrained, 32", "constrained, 32 in 8 bits", "1 bit of all")
 
 

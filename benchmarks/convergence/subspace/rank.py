@@ -31,6 +31,7 @@ class Configuration:
         coefficients: As `lc.subspace.cut`.
         fixed: As `lc.subspace.constrain`.
         sigma: As `lc.subspace.constrain`; None: of the embedding.
+        free_blocks: As `lc.subspace.constrain`.
         every: Steps from one turn of the subspace to the next; 0: it stays.
         learned: As `lc.subspace.Projection`.
         anchor: As `lc.subspace.Projection`.
@@ -43,6 +44,7 @@ class Configuration:
     coefficients: str = "fp32"
     fixed: str = "signs"
     sigma: float | None = None
+    free_blocks: int = 1
     every: int = 0
     learned: bool = False
     anchor: str = "embedding"
@@ -83,7 +85,8 @@ class Run:
         nn.init.normal_(gpt.embed.weight, std=0.1)
         self.boundary = boundary_of(c)
         if self.boundary is None:
-            gpt = lc.subspace.constrain(gpt, c.rank, seed=c.seed, fixed=c.fixed, sigma=c.sigma)
+            options: dict[str, Any] = {"free_blocks": c.free_blocks, "fixed": c.fixed, "sigma": c.sigma}
+            gpt = lc.subspace.constrain(gpt, c.rank, seed=c.seed, **options)
         self.module = lc.subspace.cut(gpt, rank, c.stages, coefficients=c.coefficients, boundary=self.boundary)
         self.stage = lc.pipeline.Stage(self.module, rank, c.stages, torch.device("cpu"))
         self.schedule = ScheduleGPipe(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)

@@ -15,13 +15,13 @@ from report import Gate
 
 from convergence.subspace import gates as subspace_gates
 from convergence.subspace import rank as subspace_rank
-from convergence.subspace.presets import CLAIMS, QUICK, VARIANTS, shortened
+from convergence.subspace.presets import CLAIMS, FREE_BLOCKS, QUICK, VARIANTS, shortened
 from convergence.subspace.rank import POINT, Configuration, boundary_of
 
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
 SEEDS_OF_VARIANTS = 1
 RUN_S = 1200  # deadline of one run
-PARTS = {"claims": CLAIMS, "variants": VARIANTS}
+PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS}
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
@@ -45,7 +45,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
         if part != only and (only or (quick and part != "claims")):
             continue
         chosen = {name: shortened(c) for name, c in presets.items() if name in QUICK or only} if quick else presets
-        for seed in range(seeds if part == "claims" else min(seeds, SEEDS_OF_VARIANTS)):
+        for seed in range(min(seeds, SEEDS_OF_VARIANTS) if part == "variants" else seeds):
             names = list(chosen)
             for some in (names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)):
                 for name, run in zip(some, train([chosen[name] for name in some], seed), strict=True):
