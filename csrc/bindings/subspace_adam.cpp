@@ -20,13 +20,6 @@ SubspaceParameter parameterOf(const std::string& name, const at::Tensor& tensor,
   return {name, tensor, group, known, axis, vectors.value_or(at::Tensor()), width, is_slice, is_coordinates};
 }
 
-std::vector<std::optional<at::Tensor>> optionalOf(const std::vector<at::Tensor>& tensors) {
-  std::vector<std::optional<at::Tensor>> all;
-  for (const at::Tensor& tensor : tensors)
-    all.push_back(tensor.defined() ? std::optional(tensor) : std::nullopt);
-  return all;
-}
-
 }  // namespace
 
 void bindSubspaceAdam(py::module_& m) {
@@ -48,7 +41,7 @@ void bindSubspaceAdam(py::module_& m) {
       .def(
           "project",
           [](SubspaceAdam& adam, const Tensors& gradients) {
-            return translated([&] { return optionalOf(adam.project(definedOf(gradients))); });
+            return translated([&] { return adam.project(definedOf(gradients)); });
           },
           py::arg("gradients"), release())
       .def(
@@ -61,8 +54,7 @@ void bindSubspaceAdam(py::module_& m) {
           "form",
           [](SubspaceAdam& adam, const std::vector<at::Tensor>& parameters, const Tensors& gradients,
              const std::vector<Rule>& rules, double scale) {
-            return translated(
-                [&] { return optionalOf(adam.form(parameters, definedOf(gradients), rulesOf(rules), scale)); });
+            return translated([&] { return adam.form(parameters, definedOf(gradients), rulesOf(rules), scale); });
           },
           py::arg("parameters"), py::arg("gradients"), py::arg("rules"), py::arg("scale"), release())
       .def(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -25,6 +26,21 @@ at::Tensor matrixOf(const at::Tensor& t) {
 
 int64_t tileRows(int64_t elements, int64_t columns) {
   return std::max<int64_t>(1, elements / std::max<int64_t>(1, columns));
+}
+
+// a·b. Rows of `a` that are 0 cost a look at them: the gradient of an embedding has others for the tokens of a batch
+// alone. Their number changes from step to step, so that torch's BLAS, which compiles nothing, takes them.
+at::Tensor productOfRows(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_cpu() || !a.is_contiguous() || a.numel() == 0) return product(a, b);
+  const size_t bytes = a.size(1) * a.itemsize();
+  const char* row = static_cast<const char*>(a.const_data_ptr());
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < a.size(0); ++i, row += bytes)
+    if (*row != 0 || std::memcmp(row, row + 1, bytes - 1) != 0) rows.push_back(i);
+  if (static_cast<int64_t>(rows.size()) > a.size(0) / 2) return product(a, b);
+  at::Tensor all = at::zeros({a.size(0), b.size(1)}, b.options());
+  const at::Tensor places = at::tensor(rows, at::kLong);
+  return rows.empty() ? all : all.index_copy_(0, places, at::mm(a.index_select(0, places), b));
 }
 
 double correction(double beta, int64_t t) {
@@ -109,14 +125,10 @@ std::vector<at::Tensor> SubspaceAdam::form(const std::vector<at::Tensor>& parame
     if (scale != 1) kept.coordinates.mul_(scale);
     const AdamRule& rule = rules.at(kept.group);
     kept.rule == SubspaceRule::rows ? formRows(kept, rule) : formProjected(kept, rule);
-    if (kept.is_slice && kept.rule == SubspaceRule::projected) {
+    if (kept.is_slice && kept.rule == SubspaceRule::projected)
       slices[i] = kept.coordinates;
-      continue;
-    }
-    const at::Tensor wide = kept.wide(parameters[i]);
-    kept.moveBy(kept.coordinates, wide, rule);
-    kept.store(wide, parameters[i]);
-    kept.coordinates.reset();
+    else
+      kept.move(parameters[i], rule);
   }
   return slices;
 }
@@ -124,12 +136,7 @@ std::vector<at::Tensor> SubspaceAdam::form(const std::vector<at::Tensor>& parame
 void SubspaceAdam::apply(const std::vector<at::Tensor>& parameters, const std::vector<AdamRule>& rules) {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < kept_.size(); ++i) {
-    Kept& kept = kept_[i];
-    if (!kept.coordinates.defined()) continue;
-    const at::Tensor wide = kept.wide(parameters[i]);
-    kept.moveBy(kept.coordinates, wide, rules.at(kept.group));
-    kept.store(wide, parameters[i]);
-    kept.coordinates.reset();
+    if (kept_[i].coordinates.defined()) kept_[i].move(parameters[i], rules.at(kept_[i].group));
   }
 }
 
@@ -177,7 +184,7 @@ void SubspaceAdam::formProjected(Kept& kept, const AdamRule& rule) {
     const int64_t n = std::min(tile, rows - first);
     const at::Tensor u = kept.axis == 0 ? kept.vectors.narrow(1, first, n) : kept.vectors;
     const at::Tensor g =
-        kept.axis == 0 ? product(u.t(), kept.coordinates) : product(kept.coordinates.narrow(0, first, n), u);
+        kept.axis == 0 ? product(u.t(), kept.coordinates) : productOfRows(kept.coordinates.narrow(0, first, n), u);
     at::Tensor d = update.narrow(0, 0, n);
     d.zero_();
     at::_fused_adamw_({d}, {g}, {momentum.narrow(0, first, n)}, {variance.narrow(0, first, n)}, {}, {kept.step},
@@ -219,28 +226,22 @@ void SubspaceAdam::Kept::store(const at::Tensor& wide, const at::Tensor& paramet
 
 at::Tensor SubspaceAdam::Kept::coordinatesOf(const at::Tensor& given) const {
   const at::Tensor matrix = matrixOf(given);
-  return axis == 0 ? product(vectors, matrix) : product(matrix, vectors.t());
+  return axis == 0 ? product(vectors, matrix) : productOfRows(matrix, vectors.t());
 }
 
-// W ← (1 − lr·weight_decay)·W − lr·U·coordinates, or Z likewise.
-void SubspaceAdam::Kept::moveBy(const at::Tensor& coordinates, const at::Tensor& wide, const AdamRule& rule) const {
+// W ← (1 − lr·weight_decay)·W − lr·U·coordinates, or Z likewise; they are forgotten.
+void SubspaceAdam::Kept::move(const at::Tensor& parameter, const AdamRule& rule) {
+  const at::Tensor all = wide(parameter), w = matrixOf(all), c = std::move(coordinates);
   const double keep = 1 - rule.lr * rule.weight_decay;
-  if (is_coordinates) {
-    wide.mul_(keep).add_(coordinates, -rule.lr);
-    return;
-  }
-  const at::Tensor w = matrixOf(wide);
-  if (!w.is_cpu()) {
-    axis == 0 ? w.addmm_(vectors.t(), coordinates, keep, -rule.lr) : w.addmm_(coordinates, vectors, keep, -rule.lr);
-    return;
-  }
-  const int64_t tile = tileRows(kMovedTile, w.size(1));
-  for (int64_t first = 0; first < w.size(0); first += tile) {
-    const int64_t n = std::min(tile, w.size(0) - first);
-    const at::Tensor moved = axis == 0 ? product(vectors.narrow(1, first, n).t(), coordinates)
-                                       : product(coordinates.narrow(0, first, n), vectors);
+  const int64_t rows = w.size(0), tile = w.is_cpu() ? tileRows(kMovedTile, w.size(1)) : std::max<int64_t>(1, rows);
+  if (is_coordinates) all.mul_(keep).add_(c, -rule.lr);
+  for (int64_t first = 0; first < rows && !is_coordinates; first += tile) {
+    const int64_t n = std::min(tile, rows - first);
+    const at::Tensor moved =
+        axis == 0 ? product(vectors.narrow(1, first, n).t(), c) : product(c.narrow(0, first, n), vectors);
     w.narrow(0, first, n).mul_(keep).add_(moved, -rule.lr);
   }
+  store(all, parameter);
 }
 
 }  // namespace lowcomm

@@ -45,7 +45,8 @@ struct SubspaceParameter {
 // `rows` divides a column by one number, so its update lies in S and W stays there without being projected. Where the
 // rows lie in S (axis 1, an embedding), everything is transposed. Of a weight whose coordinates Z = UᵀW are the
 // parameter, C is the gradient as it is, and Z takes the same steps without U: training is the same to rounding, and
-// costs `projected` two matrix products of the four, `rows` none of the two.
+// costs `projected` two matrix products of the four, `rows` none of the two. Rows of an embedding's gradient that are 0
+// cost none of the first two.
 //
 // A step is four calls, because sums over the parts of a sharded weight are the caller's, who has the process group:
 // project(), squares() (only to clip), form(), apply(). Arithmetic and moments have the parameter's dtype, or fp32
@@ -104,7 +105,7 @@ class SubspaceAdam {
     at::Tensor wide(const at::Tensor& parameter) const;
     void store(const at::Tensor& wide, const at::Tensor& parameter);
     at::Tensor coordinatesOf(const at::Tensor& given) const;
-    void moveBy(const at::Tensor& coordinates, const at::Tensor& wide, const AdamRule& rule) const;
+    void move(const at::Tensor& parameter, const AdamRule& rule);
   };
 
   void formPlain(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients,

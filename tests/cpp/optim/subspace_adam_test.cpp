@@ -137,6 +137,35 @@ INSTANTIATE_TEST_SUITE_P(Variants, SubspaceAdamRules, testing::Values(SubspaceRu
                            return std::string(info.param == SubspaceRule::rows ? "rows" : "projected");
                          });
 
+// The gradient of T_S has rows for the tokens of a batch: a few, of the first tile or of both; none; all but some.
+TEST(SubspaceAdam, GradientsOfFewTokens) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    Trainee trainee(dtype), by_hand(at::kDouble);
+    std::vector<std::pair<at::Tensor, at::Tensor>> moments;
+    for (size_t i = 0; i < by_hand.parameters.size(); ++i) {
+      trainee.parameters[i].tensor.copy_(by_hand.parameters[i].tensor);
+      const at::Tensor zeros = at::zeros_like(by_hand.parameters[i].tensor);
+      moments.emplace_back(zeros, by_hand.parameters[i].rule == SubspaceRule::rows ? zeros[0] : zeros);
+    }
+    const std::vector<std::vector<int64_t>> batches = {{3, 1, 4}, {0, kTokens - 1, 500}, {}, {kTokens}, {7}};
+    for (size_t step = 0; step < batches.size(); ++step) {
+      auto gradients = by_hand.gradients(static_cast<int64_t>(step));
+      at::Tensor there = at::zeros({kTokens, 1}, at::kDouble);
+      for (const int64_t token : batches[step])
+        token < kTokens ? there[token].fill_(1) : there.narrow(0, 5, kTokens - 5).fill_(1);
+      gradients[2].mul_(there);
+      stepByHand(by_hand, moments, gradients, static_cast<int64_t>(step) + 1);
+      for (at::Tensor& g : gradients)
+        g = g.to(dtype);
+      trainee.step(gradients);
+    }
+    for (size_t i = 0; i < trainee.parameters.size(); ++i) {
+      const at::Tensor apart = trainee.parameters[i].tensor.to(at::kDouble) - by_hand.parameters[i].tensor;
+      EXPECT_LT(apart.abs().max().item<double>(), dtype == at::kDouble ? 1e-12 : 1e-4) << trainee.parameters[i].name;
+    }
+  }
+}
+
 // In fp32, with gradients that lie anywhere, and without a projection of W_p2.
 TEST(SubspaceAdam, WeightsStayInTheSubspace) {
   Trainee trainee(at::kFloat);
