@@ -129,8 +129,9 @@ class Run:
         return result
 
     def down_ranks(self) -> list[float]:
-        """Stable ranks of the stage's `down` projections, by block."""
-        return [stable_rank(w.detach()) for name, w in self.module.named_parameters() if name.endswith("down.weight")]
+        """Stable ranks of the stage's `down` projections by block, free blocks of a constrained decoder left out."""
+        projections = self.module.subspace_parts.projections(self.module)
+        return [stable_rank(m.weight.detach()) for _, role, m in projections if role == "feed_forward_down"]
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""
