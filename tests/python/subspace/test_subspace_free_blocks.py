@@ -177,6 +177,15 @@ def test_what_free_blocks_may_have():
     assert "shared with" in "\n".join(map(str, lc.subspace.check(model)))
 
 
+def test_a_stage_that_is_freed_behind_its_optimizer():
+    model, ids = case.constrained(), case.ids()
+    optimizer = lc.SubspaceAdamW(model)
+    lc.subspace.cut(model, 0, 2, free_last_stage=True)
+    model(ids, ids).backward()
+    with pytest.raises(ValueError, match="with free_blocks=1, as when the optimizer was made, got free_blocks=2"):
+        optimizer.step()
+
+
 class _Masked(nn.Module):
     def __init__(self, block):
         super().__init__()
