@@ -9,8 +9,8 @@ sent into runs/train_subspace.png, and ends with a table like this one (Python 3
 loopback; the seconds depend on the machine, the bytes do not):
 
                                     free, exact messages    constrained, 32 x fp32
-    train loss, last 20 steps                     1.7701                    1.8666
-    validation perplexity                          5.811                     6.405
+    train loss, last 20 steps                     1.7701                    1.8248
+    validation perplexity                          5.811                     6.306
     bytes a token, last stage                      513.1                     129.4
     fewer bytes, times                               1.0                       4.0
     seconds                                         36.3                      40.1
