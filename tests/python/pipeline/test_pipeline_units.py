@@ -178,3 +178,17 @@ def _differ(r):
 
 def test_stages_of_two_units_are_refused(pair):
     pair(_differ)
+
+
+def _under_a_policy(r):
+    r.init("lowcomm", pg_options=lc.Options(policy="p2p=gauss4", min_bytes=0))
+    for x in (torch.zeros(2, 9, 48), torch.zeros(2, 9, 512), torch.zeros(18, 48)):
+        dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
+    if r.rank == 0:
+        sent = next(iter(lc.stats().values()))["send"]
+        assert (sent["calls"], sent["without_units"]) == (3, 1)
+    dist.destroy_process_group()
+
+
+def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
+    pair(_under_a_policy)
