@@ -50,6 +50,7 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   if (family != nullptr && codec.bucket == kTensorBucket) {
     throw ValueError(fail("bucket", gridBuckets(isRotated(codec)), "tensor"));
   }
+  if (codec.unit != 0) throw ValueError(fail("unit", "none", std::to_string(codec.unit)));
   checkRun(doing, codec, family != nullptr, "a grid codec", run.dtype, payload);
   const size_t levels = needsTable(codec) ? size_t{1} << codec.bits : 0;
   if (const size_t got = run.levels ? run.levels->values().size() : 0; got != levels) {

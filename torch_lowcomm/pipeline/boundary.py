@@ -73,7 +73,7 @@ class Boundary:
         self.slot = number if slot is None else slot
         self._block = _C.ChannelBlock(backend, peer, number)
         self._first, self._cache, self._unit = first, cache, unit
-        self._channels: dict[tuple[Place, str, bool, torch.dtype, torch.Size, str], _C.Channel] = {}
+        self._channels: dict[tuple[Any, ...], _C.Channel] = {}
         self._contexts: dict[int, _C.Channel] = {}  # by micro-batch
         self._changes = _Changes(where(number))
 
@@ -174,14 +174,14 @@ class Boundary:
             memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
         last = tensor.shape[-1] if tensor.dim() else 1
         answer = self._answer(place)
-        key = (place, codec, memory is not None, tensor.dtype, tensor.shape[1:], answer)
+        overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
+        first = self._first if memory is not None else ""
+        units = tuple(
+            unit_of(each or "", tensor.shape, self._unit, activations=not place.gradients)
+            for each in (codec, first, overflow)
+        )
+        key = (place, codec, memory is not None, tensor.dtype, last, units, answer)
         if key not in self._channels:
-            overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
-            first = self._first if memory is not None else ""
-            unit, of_first, of_overflow = (
-                unit_of(each or "", tensor.shape, self._unit, activations=not place.gradients)
-                for each in (codec, first, overflow)
-            )
             self._channels[key] = _C.Channel(
                 self._backend,
                 self._peer,
@@ -190,7 +190,7 @@ class Boundary:
                 codec=codec,
                 first=first,
                 channels=last,
-                units=(unit, of_first, of_overflow),
+                units=units,
                 memory=memory,
                 edge=_way(self.number, gradients=place.gradients),
                 part=_part(place),

@@ -217,6 +217,7 @@ TEST_F(RunKernels, TakeWhatHasNoTableAndIsOfFloats) {
   const cuda::RunKernels kernels(cuda::Place{});
   EXPECT_FALSE(kernels.takes(CodecSpec::parse("levels4"), DType::float32));
   EXPECT_FALSE(kernels.takes(CodecSpec::parse("minmax4:axis=channel"), DType::float32));
+  EXPECT_FALSE(kernels.takes(CodecSpec::parse("gauss4:unit=576"), DType::float32));
   EXPECT_FALSE(kernels.takes(CodecSpec{}, DType::int32));
   EXPECT_FALSE(kernels.takes(CodecSpec{}, DType::float64));
   EXPECT_TRUE(kernels.takes(CodecSpec{}, DType::float16));
