@@ -12,9 +12,9 @@ BENCHMARKS = ROOT / "benchmarks"
 ENV = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
-def expect_labs():
-    """Skips the test where this machine cannot make a lab, with the reason."""
+def expect_labs(*needed):
+    """Skips the test where this machine cannot make a lab, or lacks another tool that the test needs, with the reason."""
     try:
-        tools.check()
+        tools.check(*needed)
     except LabUnavailable as why:
         pytest.skip(str(why))

@@ -11,7 +11,7 @@ sys.path.insert(0, str(TESTS.parents[1] / "benchmarks"))
 
 from faults import cases, cli, judge, table
 from faults.run import Row, Runner
-from linklab import LabUnavailable, tools
+from links import expect_labs
 
 # Every fault and every op once, each with one of the others; what gloo serves too.
 SHARE = (
@@ -40,10 +40,7 @@ def runner():
 def test_a_row_holds(runner, name):
     (case,) = cli.chosen([name])
     if case.cut:
-        try:
-            tools.check()
-        except LabUnavailable as why:
-            pytest.skip(str(why))
+        expect_labs()
     for _ in range(3):
         row = runner.run(case)
         if judge.TOO_LATE not in row.reasons:

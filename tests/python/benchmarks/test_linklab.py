@@ -239,10 +239,7 @@ def _dial(lab, host, address):
 
 
 def test_a_host_behind_a_router_dials_and_is_not_dialled(may_make_labs):
-    try:
-        tools.check("nft")
-    except LabUnavailable as why:
-        pytest.skip(str(why))
+    expect_labs("nft")
     with Lab(hosts=3, rate="10mbit", behind_router={0}) as lab:
         assert [_dial(lab, *way) for way in ((0, "10.77.0.2"), (1, "10.77.0.3"))] == ["refused"] * 2
         assert [_dial(lab, 1, address) for address in ("10.77.0.1", "192.168.1.2")] == ["silence"] * 2

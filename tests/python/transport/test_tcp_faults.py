@@ -43,6 +43,7 @@ def runner():
 @pytest.mark.parametrize("name", [*SHARE, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_fault_over_tcp_comes_to_what_it_must(runner, name):
     (case,) = cli.chosen([name], list(cases.matrix()))
+    expect_labs(*case.of.tools)
     row = runner.run(case)
     if row.verdict == "n/a":
         pytest.skip(row.reasons[0])
