@@ -4,6 +4,7 @@
 LOWCOMM_AS_GLOO=1 (`_torch_lowcomm_autoload`): `run` sets it for the processes that the script starts.
 """
 
+import logging
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._create import create_backend
+
+logger = logging.getLogger("torch_lowcomm")
 
 
 class _GlooLike(type):
@@ -30,7 +33,24 @@ class _GlooStandIn(metaclass=_GlooLike):
     create_device = ProcessGroupGloo.create_device
     create_default_device = ProcessGroupGloo.create_default_device
 
-    def __new__(cls, store: Store, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout) -> Any:
+    def __new__(
+        cls, store: Store, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout, **wanted: Any
+    ) -> Any:
+        """Makes the group's backend.
+
+        Args:
+            store: As ProcessGroupGloo.
+            rank: As ProcessGroupGloo.
+            size: As ProcessGroupGloo.
+            timeout: As ProcessGroupGloo.
+            wanted: What later torch can ask of gloo (`enable_reconfigure`). False or None asks for nothing; a group for which
+                more is asked is gloo's, for lowcomm has none of it.
+        """
+        more = {name: value for name, value in wanted.items() if value}
+        if more:
+            asked = ", ".join(f"{name}={value}" for name, value in more.items())
+            logger.warning("a group that asks gloo for %s is gloo's and not lowcomm's: it compresses nothing", asked)
+            return ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
         name, ranks = _group_being_made()
         opts = SimpleNamespace(
             store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name, global_ranks_in_group=ranks

@@ -53,3 +53,30 @@ def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
     assert configured, text
     assert before.count("lowcomm group") == before.count("INFO:torch_lowcomm:lowcomm group") == 1, text
     assert after.count("lowcomm group") == after.count("script: lowcomm group") == 1, text
+
+
+_ASKS = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+store = dist.FileStore(sys.argv[1], 1)
+for number, more in enumerate(({}, {"enable_reconfigure": False}, {"hostnames": None}, {"hostnames": ["here"]})):
+    try:
+        made = c10d.ProcessGroupGloo(dist.PrefixStore(str(number), store), 0, 1, timeout=timedelta(seconds=30), **more)
+    except TypeError as error:
+        print("gloo itself was asked:", "hostnames" in str(error) or "incompatible" in str(error))
+        continue
+    print(type(made).__name__)
+"""
+
+
+def test_what_later_torch_asks_of_gloo_is_passed_on(tmp_path):
+    """A keyword that asks for nothing is no reason to refuse; what lowcomm has not is gloo's to do or to refuse."""
+    script = tmp_path / "asks.py"
+    script.write_text(_ASKS)
+    code, text, err = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=120, cwd=tmp_path)
+    assert code == 0, text + err
+    assert text.splitlines() == ["LowcommBackend"] * 3 + ["gloo itself was asked: True"], text
+    assert err.count("a group that asks gloo for hostnames=['here'] is gloo's and not lowcomm's") == 1, err
