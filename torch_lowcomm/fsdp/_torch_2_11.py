@@ -1,4 +1,7 @@
-"""All uses of FSDP2's private parts, for torch 2.11 to 2.15; test_fsdp_adapter.py checks that they exist."""
+"""All uses of FSDP2's private parts, for torch 2.11 to 2.15. It asks what is there, and not which version it is.
+
+tests/torch_names.py lists the names, and test_fsdp_adapter.py tests what is believed of them.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,18 @@ class ParameterGroup:
         """Tells of each parameter whether it has a gradient now; freezing may change it."""
         return [p.sharded_param.requires_grad for p in self._private.fsdp_params]
 
+    def reduced_order(self) -> list[int]:
+        """The places of the parameters in the order in which their gradients lie in a reduction's flat buffer.
+
+        It is the order of `parameters` where all gradients have one dtype. Where they have several, later torch puts those of
+        one dtype side by side.
+        """
+        places = range(len(self.parameters))
+        if not hasattr(self._private, "_reduce_scatter_param_indices"):
+            return list(places)
+        dtypes = [_gradient_dtype(p) for p in self._private.fsdp_params]
+        return sorted(places, key=lambda i: dtypes.index(dtypes[i]))
+
     def uses_custom_comm(self, kind: type) -> bool:
         """Whether a comm object of this class is already installed."""
         return isinstance(self._private._all_gather_comm, kind) or isinstance(self._private._reduce_scatter_comm, kind)
@@ -105,7 +120,7 @@ class ParameterGroup:
         return (
             not g._is_hsdp
             and g._all_reduce_hook is None
-            and g._orig_dtype == dtype
+            and all(_gradient_dtype(p) in (dtype, None) for p in g.fsdp_params if p.sharded_param.requires_grad)
             and type(g.offload_policy) is OffloadPolicy
             and not any(getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) for p in g.fsdp_params)
         )
@@ -117,6 +132,14 @@ class ParameterGroup:
         for parameter, _ in taken:
             parameter.grad = None
         return taken
+
+
+def _gradient_dtype(p: Any) -> torch.dtype | None:
+    """The dtype that FSDP2 casts a parameter's reduced gradient to; None if it keeps the reduction's.
+
+    Later torch lets a parameter say it (`grad_dtype`).
+    """
+    return p.sharded_grad_dtype if hasattr(p, "sharded_grad_dtype") else p.sharded_param.dtype
 
 
 def _groups_of(module: FSDPModule) -> list[Any]:

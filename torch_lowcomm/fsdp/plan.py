@@ -105,7 +105,7 @@ class Plan:
         """
         coded = [is_coded(p, chosen.exact) for p in g.parameters]
         pairs = list(zip(g.parameters, coded, strict=True))
-        trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
+        trained = [pairs[i] for i in g.reduced_order() if g.parameters[i].parameter.requires_grad]
         unit = common_unit(pairs)
         runs = runs_of(pairs, chosen.weights, unit)
         master = None

@@ -1,9 +1,12 @@
 """The assumptions of torch_lowcomm.fsdp._torch_2_11 about FSDP2's private parts, against FSDP2 itself."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from fsdp_model import batch, loss_of, make_model
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 
 def _belief(r):
@@ -16,6 +19,7 @@ def _belief(r):
     assert [g.module for g in groups] == [model[0], model[1]]
     for g in groups:
         assert not g.has_replicas
+        assert g.reduced_order() == list(range(len(g.parameters)))  # of gradients of one dtype
         for p, shard in zip(g.parameters, g.live_shards(), strict=True):
             assert shard.shape == (p.shard_numel,), p.names
             assert shard.untyped_storage().data_ptr() == p.parameter.to_local().untyped_storage().data_ptr(), p.names
@@ -151,3 +155,50 @@ def _replicas(r):
 
 def test_replicas_are_summed_after_the_reduction(quad):
     quad(_replicas)
+
+
+class _Sum(torch.nn.Module):
+    """A value for each parameter, by which its whole gradient is told: 1 for the first, 2 for the second, and on."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.parts = torch.nn.ParameterList([torch.zeros(size) for size in sizes])
+
+    def forward(self):
+        return sum((i + 1) * part.sum() for i, part in enumerate(self.parts))
+
+
+def _several_dtypes(r):
+    """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
+    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+    r.init("lowcomm")
+    sizes = [4 * r.size, 2 * r.size, 6 * r.size]
+    model = _Sum(sizes)
+    model.parts[1].grad_dtype = torch.bfloat16
+    fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
+    (group,) = fsdp2.parameter_groups(model)
+    reduced = []
+
+    class Reduce(fsdp2.ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return fsdp2.new_buffer(size, dtype, device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+            reduced.append(output_tensor.clone())
+
+    group.module.set_custom_reduce_scatter(Reduce())
+    model().backward()
+    (flat,) = reduced
+    assert group.reduced_order() == [0, 2, 1]
+    assert flat.tolist() == [float(i + 1) for i in group.reduced_order() for _ in range(sizes[i] // r.size)]
+    assert not group.only_stores_reduced(flat.dtype)
+    assert [p.grad.dtype for p in model.parts] == [torch.float32, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPParamGroup, "_init_reduce_scatter_param_order"), reason="this torch mixes no dtypes"
+)
+def test_gradients_of_one_dtype_lie_side_by_side(pair):
+    pair(_several_dtypes)
