@@ -1,6 +1,7 @@
 """A stage of torch's pipelining that sends and receives its own messages.
 
-tests/python/pipeline/test_pipeline_torch_names.py lists the names of torch's that it overrides or uses.
+It overrides what torch's schedules call, and asks torch's own methods for the tensors, in ops that it does not pass on.
+tests/torch_names.py lists the names of torch's that it overrides or uses.
 """
 
 from __future__ import annotations
@@ -166,8 +167,14 @@ class Stage(PipelineStage):
             side.resume()
         if self._cache is not None:
             self._cache.recover()
-        for state in (self.fwd_cache, self.bwd_cache, self.backward_state, self.dw_runner):
+        super().clear_runtime_states()
+        for state in (self.bwd_cache, self.backward_state, self.dw_runner):
             state.clear()
+        # Later torch lends each receive a tensor that its micro-batch gives back, and refuses another receive until then.
+        for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
+            for info in infos:
+                if hasattr(info, "take_buffer"):
+                    info.buffer = None
         self._failed = ""
 
     def _forget_messages(self) -> None:
@@ -307,24 +314,25 @@ class Stage(PipelineStage):
         self._sends.setdefault((place.gradients, place.chunk), []).append(message)
 
     def _post_forward(self, chunk: int) -> None:
+        """Posts the receives of a micro-batch's activations, once."""
+        if (False, chunk) in self._posted:
+            return
         codec, samples = self._activation(chunk)
-        posted = (False, chunk) in self._posted
         self._post(self.stage_index - 1, super().get_fwd_recv_ops(chunk), False, chunk, codec, samples)
         side = None if self.is_first else self._boundary(self.stage_index - 1)
-        if side is not None and self._context.names and not posted:
+        if side is not None and self._context.names:
             with self._failing():
                 self._receives.setdefault((False, chunk), []).append(self._context.recv(side, chunk))
 
     def _post_backward(self, chunk: int) -> None:
-        if self.has_backward:
+        """Posts the receives of a micro-batch's gradients, once."""
+        if self.has_backward and (True, chunk) not in self._posted:
             self._post(self.stage_index, super().get_bwd_recv_ops(chunk), True, chunk, self._backward, None)
 
     def _post(
         self, number: int, ops: list[dist.P2POp], gradients: bool, chunk: int, codec: str, samples: list[int] | None
     ) -> None:
-        """Posts the receives of one micro-batch across boundary `number`, once."""
-        if (gradients, chunk) in self._posted:
-            return
+        """Posts the receives of one micro-batch across boundary `number`."""
         self._posted.add((gradients, chunk))
         for position, op in enumerate(ops):
             side = self._boundary(number)

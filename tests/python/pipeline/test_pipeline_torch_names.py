@@ -1,7 +1,8 @@
-"""The names of torch's pipelining that lc.pipeline overrides or uses, which torch 2.11 to 2.15 have in common: all but two."""
+"""The names of torch's pipelining that lc.pipeline overrides or uses (tests/torch_names.py), against the installed torch."""
 
 import ast
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,39 +12,13 @@ from torch.distributed.pipelining import PipelineStage
 
 import torch_lowcomm as lc
 
-# Methods of a stage that lc.pipeline.Stage overrides, with the parameters that torch's schedules give them by place.
-OVERRIDDEN = {
-    "__init__": ("submodule", "stage_index", "num_stages", "device", "input_args", "output_args"),
-    "clear_runtime_states": (),
-    "get_fwd_recv_ops": ("fwd_chunk_id",),
-    "get_fwd_send_ops": ("fwd_chunk_id",),
-    "get_bwd_recv_ops": ("bwd_chunk_id",),
-    "get_bwd_send_ops": ("bwd_chunk_id",),
-    "forward_one_chunk": ("fwd_chunk_id",),
-    "backward_one_chunk": ("bwd_chunk_id",),
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch_names as names
+
+OVERRIDDEN = names.OVERRIDDEN | {
+    name: parameters for name, parameters in names.LATER.items() if hasattr(PipelineStage, name)
 }
-LATER = {"_send_meta": ("meta", "dst_stage"), "_recv_meta": ("src_stage",)}  # which not every torch has
-OVERRIDDEN |= {name: parameters for name, parameters in LATER.items() if hasattr(PipelineStage, name)}
-# What else of a stage is read, here or in step.py.
-STAGE = {
-    "args_recv_info",
-    "backward_state",
-    "bwd_cache",
-    "dw_runner",
-    "fwd_cache",
-    "group",
-    "group_rank",
-    "has_backward",
-    "is_first",
-    "is_last",
-    "num_stages",
-    "stage_index",
-    "stage_index_to_group_rank",
-    "submod",
-}
-# Of a schedule. `_stage` and `_num_stages` are those of one stage a rank, `_stages` of several.
-SCHEDULE = {"_n_microbatches", "step", "eval"}
-ONE_STAGE, STAGES = {"_stage", "_num_stages"}, {"_stages"}
 OUR_OWN = {"_lowcomm_compared"}  # of a schedule
 
 FOLDER = Path(inspect.getfile(lc.pipeline)).parent
@@ -81,9 +56,9 @@ def test_the_lists_have_all_names_that_the_code_has():
     }
     assert overrides == set(OVERRIDDEN)
     of_stages = _read("stage.py", "self") | _read("step.py", "stage") | _read("schedule.py", "stage")
-    assert of_stages - _own(lc.pipeline.Stage) - set(OVERRIDDEN) - {"_num_stages"} == STAGE
+    assert of_stages - _own(lc.pipeline.Stage) - set(OVERRIDDEN) - {"_num_stages"} == names.STAGE
     of_schedules = _read("step.py", "schedule") | _read("schedule.py", "self")
-    assert of_schedules - {"__init__"} == SCHEDULE | ONE_STAGE | STAGES | OUR_OWN
+    assert of_schedules - {"__init__"} == names.SCHEDULE | names.ONE_STAGE | names.STAGES | OUR_OWN
 
 
 def test_what_is_overridden_takes_what_it_took():
@@ -103,9 +78,9 @@ def _there(r, name):
     r.init("lowcomm")
     schedule, stages = case.build(r.rank, r.size, name)
     for stage in stages:
-        for attribute in STAGE:
+        for attribute in names.STAGE:
             assert hasattr(stage, attribute), attribute
-    for attribute in SCHEDULE | (ONE_STAGE if case.SCHEDULES[name][1] == 1 else STAGES):
+    for attribute in names.SCHEDULE | (names.ONE_STAGE if case.SCHEDULES[name][1] == 1 else names.STAGES):
         assert hasattr(schedule, attribute), attribute
     assert hasattr(schedule, "_internal_losses")
     dist.barrier()  # nobody leaves while the other still joins
