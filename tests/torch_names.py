@@ -98,7 +98,7 @@ USES = (
     _uses("_tensor.py", "Tensor", "_post_accumulate_grad_hooks"),
     _uses("autograd/variable.py", "Variable", "_execution_engine"),
     _uses("_C/__init__.pyi", "", "_current_graph_task_id"),
-    _uses(_C10D, "ProcessGroupGloo", "Options create_device create_default_device _set_sequence_number_for_group"),
+    _uses(_C10D, "ProcessGroupGloo", "Options create_device create_default_device"),
     _uses(_C10D, "ProcessGroup", "_device_types _register_backend _set_default_backend"),
     # as_gloo.py reads the group's name and ranks in the frame of this function.
     _uses(

@@ -35,9 +35,7 @@ def make_gloo(store: Store, rank: int, size: int, of: _C.Options, connections: i
     options._timeout = of._timeout
     # No worker thread takes part in sends and receives.
     options._threads = 2 * len(options._devices) if connections is None else 1
-    backend = ProcessGroupGloo(store, rank, size, options)
-    backend._set_sequence_number_for_group()
-    return backend
+    return ProcessGroupGloo(store, rank, size, options)
 
 
 def _devices(connections: int | None) -> list[Any]:
