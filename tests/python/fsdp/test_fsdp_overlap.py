@@ -271,13 +271,15 @@ def _broken(r, overlap):
         loss_of(model, batch(r.rank, 1)).backward()
     handle.remove()
     seen = {f"{name} broken": p.grad.to_local().clone() for name, p in model.named_parameters()}
-    model.reset_iter_state()  # FSDP2's own, after a pass that broke off
+    model.reset_iter_state()  # FSDP2's own, after a pass that broke off; later torch drops the gradients there
     for p in model.parameters():
-        p.grad.zero_()
+        if p.grad is not None:
+            p.grad.zero_()
     loss_of(model, batch(r.rank, 2)).backward()
     return seen | {name: p.grad.to_local().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="this torch cannot go on after a broken pass")
 def test_gradients_after_a_backward_that_broke_off_are_those_without_overlap(pair):
     for ours, theirs in zip(pair(_broken, True), pair(_broken, False), strict=True):
         for name, gradient in theirs.items():
