@@ -39,7 +39,11 @@ openssl:
 demo: build
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --plot runs/train_fsdp.png
 
-test: test-cpp test-python
+# The tests in Python run whatever those in C++ have said, and both are told of.
+test: build
+	@$(MAKE) test-cpp; cpp=$$?; $(MAKE) test-python; python=$$?; \
+	  said() { if [ $$2 = 0 ]; then echo "$$1: passed"; else echo "$$1: FAILED"; fi; }; \
+	  said "tests in C++" $$cpp; said "tests in Python" $$python; [ $$cpp$$python = 00 ]
 
 # The Debian package when it is missing and we may install it; otherwise CMake says in one sentence what to install.
 gtest:
