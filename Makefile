@@ -104,6 +104,16 @@ PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 test-python: build
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
+# The tree against a torch of each minor version: copies with environments of their own in build-torch/, some 6 GB each where
+# torch comes with CUDA. MINORS="2.14 2.15" or newest takes some; TIER=private tests only what uses private names of torch's,
+# and the examples; LIMIT is how many minutes a minor may take.
+MINORS ?=
+TIER ?= quick
+LIMIT ?= 180
+test-torch:
+	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/torch_minors.py --tier $(TIER) --limit $(LIMIT) $(MINORS)
+.PHONY: test-torch
+
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
