@@ -87,6 +87,6 @@ def _there(r, name):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", case.SCHEDULES)
+@pytest.mark.parametrize("name", case.NAMES)
 def test_torch_has_them(pair, name):
     pair(_there, name)

@@ -67,7 +67,7 @@ def test_four_processes_have_one_models_gradients(quad, dtype, bound):
     quad(_gradients, "1F1B", 4, dtype, bound)
 
 
-@pytest.mark.parametrize("name", stages_case.SCHEDULES)
+@pytest.mark.parametrize("name", stages_case.NAMES)
 def test_every_schedule_has_one_models_gradients(pair, name):
     pair(_gradients, name, 4, torch.float64, 1e-12)
 
