@@ -8,6 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from torch_lowcomm._compatibility import minor
+
 SPEC = "minmax4:bucket=128"
 
 
@@ -122,6 +124,9 @@ def _exact(r, what):
     assert stats["exact_because"] == {"its parameters have several dtypes, or gather bytes": 1}, stats
 
 
-@pytest.mark.parametrize("what", ["odd bytes", "subclass"])
+_NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FSDP2 of torch 2.11 shards no integers")
+
+
+@pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
 def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(pair, what):
     pair(_exact, what)
