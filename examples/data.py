@@ -43,7 +43,8 @@ class Corpus:
 def windows(text: Tensor, starts: list[int], context: int) -> tuple[Tensor, Tensor]:
     """Cuts text at starts: (len(starts), context) tokens and, one byte on, targets, both int64."""
     cut = torch.stack([text[start : start + context + 1] for start in starts]).long()
-    return cut[:, :-1], cut[:, 1:]
+    # Not views of `cut`: stages of torch 2.11 refuse a batch whose strides are not those of the first.
+    return cut[:, :-1].contiguous(), cut[:, 1:].contiguous()
 
 
 def load(path: Path | None = None, *, context: int = 64) -> Corpus:
