@@ -66,7 +66,7 @@ PARTS: dict[str, Mapping[str, Any]] = {
 }
 SEEDS = {  # of other methods 5
     "aq": 3,
-    "aq_replicas": 1,
+    "aq_replicas": 3,
     "diloco_residuals": 3,
     "diloco_unequal": 3,
     "subspace": 3,
@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--seeds",
         type=int,
-        help="paired seeds (default 5, of aq, diloco_residuals, diloco_unequal, subspace and subspace_depth 3, with --quick 1)",
+        help=f"paired seeds (default 5, of {', '.join(SEEDS)} 3, with --quick 1)",
     )
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")

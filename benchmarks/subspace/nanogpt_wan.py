@@ -63,14 +63,19 @@ def show_steps(curves: target_steps.Curves) -> tuple[float, dict[str, float | No
     share, steps = target_steps.chosen(curves, names)
     by_share = {shown: target_steps.of_runs(curves, shown, names) for shown in SHOWN}
     heads = "".join(f"{f'at {shown:.0%}':>10}" for shown in SHOWN)
-    print(f"# steps to the loss that the free run has at a share of its steps; scores have the one at {share:.0%}")
-    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{heads}{f'at {share:.0%}':>10}")
+    print(
+        f"# steps to the training loss that the free run has at a share of its steps; scores have the one at {share:.0%}. "
+        "validation: by exact messages at the end, over the free run's"
+    )
+    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{'validation':>12}{heads}{f'at {share:.0%}':>10}")
     rows = []
     for method in (method for method in wan.METHODS if method.run in steps):
         cells = [*(by_share[shown][method.run] for shown in SHOWN), steps[method.run]]
-        rows.append({"method": method.name, "token_bytes": method.token_bytes(), "steps": cells})
+        validation = target_steps.validation(curves, method.run)
+        row = {"method": method.name, "token_bytes": method.token_bytes(), "validation": validation, "steps": cells}
+        rows.append(row)
         texts = "".join(f"{number(cell, '.1f'):>10}" for cell in cells)
-        print(f"  {method.name:<30}{method.run:<28}{method.token_bytes():>15.1f}{texts}")
+        print(f"  {method.name:<30}{method.run:<28}{method.token_bytes():>15.1f}{validation:>12.3f}{texts}")
     return share, steps, {"share": share, "shares": SHOWN, "steps": rows}
 
 

@@ -47,6 +47,13 @@ def keeps_its_loss(curve: Mapping[str, Any]) -> bool:
     return bool(curve["validation"] < LEAKS * curve["loss"][-1])
 
 
+def validation(curves: Curves, name: str) -> float:
+    """A run's validation loss by exact messages over the free run's of the same seed, the mean over seeds."""
+    free = {curve["seed"]: curve["validation"] for curve in curves if curve["name"] == FREE}
+    of_name = [curve for curve in curves if curve["name"] == name and curve["seed"] in free]
+    return statistics.mean(curve["validation"] / free[curve["seed"]] for curve in of_name)
+
+
 def of_runs(curves: Curves, share: float, names: Iterable[str]) -> dict[str, float | None]:
     """Mean steps of runs to the loss that the free run of the same seed has at a share of its steps.
 

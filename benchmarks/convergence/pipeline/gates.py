@@ -9,6 +9,8 @@ from typing import Any
 
 from report import Gate
 
+from convergence import flattery
+
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 # How a run's loss is taken: while it trained, by its own messages; of its trained weights, by exact messages.
 LOSSES = ("training loss", "exact loss of the samples")
@@ -23,6 +25,9 @@ FORWARD_BITS, BACKWARD_BITS = 2.7, 4.1
 CHANGES = 0.3
 MEMORY = 0.003  # of m in 8 bits to m in 16
 STAGES = (2, 4, 8)
+# Validation by exact messages over exact training's, of what README and the pages recommend.
+VALIDATION = 1.02
+RECOMMENDED = ("AQ gauss2/gauss4, fine-tuning", "AQ gauss4/gauss4, fine-tuning", "DirectQ gauss4/gauss4, fresh")
 
 
 def gates(runs: Runs, *, quick: bool) -> list[Gate]:
@@ -38,6 +43,8 @@ def gates(runs: Runs, *, quick: bool) -> list[Gate]:
     ]
     print_ratios(runs)
     return [
+        flattery.gate(runs, lambda name: baseline(name, runs)),
+        *validation_gates(runs),
         *compared,
         *preset_gates(runs, quick=quick),
         *memory_gates(runs),
@@ -49,32 +56,49 @@ def gates(runs: Runs, *, quick: bool) -> list[Gate]:
 
 def loss(run: Mapping[str, Any], how: str) -> float:
     """Nats a byte."""
-    return run["loss"][-1] if how == LOSSES[0] else run["samples"]
+    return flattery.last(run) if how == LOSSES[0] else run["samples"]
 
 
-def baseline(name: str) -> str:
+def baseline(name: str, runs: Runs | Mapping[str, Any]) -> str:
     """The run with exact messages that is otherwise as that one: "AQ …, noise" has "exact, noise"."""
-    _, comma, setting = name.rpartition(", ")
-    return (
-        "exact"
-        if not comma or setting.startswith(("first", "m in")) or setting.endswith("stages")
-        else f"exact, {setting}"
-    )
+    exact = ", ".join(["exact", *name.split(", ")[1:]])
+    return exact if exact in runs else "exact"
 
 
 def print_ratios(runs: Runs) -> None:
-    """Prints a line for each run: its losses over those of exact messages, means over paired seeds."""
-    print(f"# {'loss / with exact messages':<41}{'training':>10}{'samples':>10}{'validation':>12}")
+    """Prints a line for each run: its losses over those of exact messages, means over paired seeds with their deviations."""
+    print(f"# {'loss / with exact messages':<45}{'training':>18}{'samples':>18}{'validation':>18}{'accuracy':>18}")
     for name, of_name in runs.items():
-        other = runs.get(baseline(name))
-        if name.startswith("exact") or not other:
+        exact = runs.get(baseline(name, runs))
+        if not exact:
             continue
-        pairs = list(zip(of_name, other, strict=False))
-        training, samples, validation = (
-            statistics.mean(of(run) / of(exact) for run, exact in pairs)
-            for of in (lambda run: run["loss"][-1], lambda run: run["samples"], lambda run: run["validation"])
+        pairs = list(zip(of_name, exact, strict=False))
+        cells = [
+            spread([of(run) / of(other) for run, other in pairs])
+            for of in (flattery.last, lambda run: run["samples"], lambda run: run["validation"])
+        ]
+        cells.append(spread([run["accuracy"] for run in of_name]))
+        print(f"#   {name:<43}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean over seeds, and their standard deviation where there are several."""
+    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{deviation}"
+
+
+def validation_gates(runs: Runs) -> list[Gate]:
+    """What is recommended validates as exact training does, with every number of stages."""
+    return [
+        Gate(
+            f"validation, {name} / exact",
+            flattery.ratio(lambda run: run["validation"], of_name, exact),
+            "<=",
+            VALIDATION,
         )
-        print(f"#   {name:<39}{training:>10.4f}{samples:>10.4f}{validation:>12.4f}")
+        for name, of_name in runs.items()
+        if name.startswith(RECOMMENDED) and (exact := runs.get(baseline(name, runs)))
+    ]
 
 
 def stages_gates(runs: Runs) -> list[Gate]:

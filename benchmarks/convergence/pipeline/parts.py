@@ -31,24 +31,26 @@ class MlpLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits of the last activations."""
+    """Logits of the last activations, of each token or of all tokens' mean."""
 
-    def __init__(self, gpt: model.GPT) -> None:
+    def __init__(self, gpt: model.GPT, pooled: bool) -> None:
         super().__init__()
-        self.norm, self.head = gpt.norm, gpt.head
+        self.norm, self.head, self.pooled = gpt.norm, gpt.head, pooled
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) → (batch, time, vocabulary)."""
-        return self.head(self.norm(x))
+        """(batch, time, width) → (batch, time, vocabulary), or pooled (batch, vocabulary)."""
+        x = self.norm(x)
+        return self.head(x.mean(1) if self.pooled else x)
 
 
-def part(gpt: model.GPT, index: int, count: int) -> nn.Sequential:
+def part(gpt: model.GPT, index: int, count: int, *, pooled: bool = False) -> nn.Sequential:
     """Stage `index` of `count`: tokens or activations (batch, time, width) → activations or logits.
 
-    The first one has the embedding, the last one the head. Parameters are those of `gpt`, not copies.
+    The first one has the embedding, the last one the head: of each token, or `pooled`, where the first logits are classes'.
+    Parameters are those of `gpt`, not copies.
     """
     layers = [half for block in gpt.blocks for half in (AttentionLayer(block), MlpLayer(block))]
     begin, end = (place * len(layers) // count for place in (index, index + 1))
     first = [gpt.embed] if index == 0 else []
-    last = [Head(gpt)] if index == count - 1 else []
+    last = [Head(gpt, pooled)] if index == count - 1 else []
     return nn.Sequential(*first, *layers[begin:end], *last)

@@ -1,6 +1,7 @@
 """The runs of `convergence aq` by name: exact messages, codes without a memory (DirectQ), AQ-SGD and its variants.
 
-Names are codec of activations / codec of gradients. All but "by channel" have the codec's own buckets.
+Names are codec of activations / codec of gradients. All but "by channel" have the codec's own buckets. What follows a comma is
+the setting: the run with exact messages in that setting is "exact, setting", or "exact" where there is none.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from convergence.pipeline import tasks
 from convergence.pipeline.rank import Configuration
 
 
@@ -70,9 +72,42 @@ STAGES = {
     for stages in (2, 8)
     for name in ("DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 }
+# What README's and the pages' rows of pipelines are from: validation by exact messages, of samples that come back, and of text
+# whose every window is seen once, by a model from its first weights.
+WAYS = {
+    "exact": Configuration(),
+    "DirectQ gauss4/gauss4": Configuration(**coded("gauss4", "gauss4")),
+    "DirectQ minmax4/minmax4": Configuration(**coded("minmax4:bucket=128", "minmax4:bucket=128")),
+    "DirectQ gauss2/gauss4": Configuration(**coded(*GAUSS)),
+    "AQ gauss2/gauss4": aq(*GAUSS),
+    "AQ gauss4/gauss4": aq("gauss4", "gauss4"),
+}
+FINE_TUNING = {
+    f"{name}, fine-tuning, {stages} stages": dataclasses.replace(c, stages=stages, samples=1024)
+    for stages in (2, 4)
+    for name, c in WAYS.items()
+    if "minmax4" not in name
+}
+FRESH = {
+    f"{name}, fresh, {stages} stages": dataclasses.replace(
+        c, stages=stages, pretrain=0, lr=1e-3, samples=16 * 600, epochs=1, point=60
+    )
+    for stages in (2, 4)
+    for name, c in WAYS.items()
+    if not c.store and name != "DirectQ gauss2/gauss4"
+}
+# The paper's other kind of task: which lines of Python's library are comments, of two classes.
+SENTENCES = {
+    f"{name}, sentences": dataclasses.replace(c, task=tasks.SENTENCES, samples=512, epochs=6)
+    for name, c in WAYS.items()
+    if "minmax4" not in name
+}
 QUICK = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 
 
 def shortened(configuration: Configuration) -> Configuration:
-    """For --quick: a quarter of the samples, few epochs."""
-    return dataclasses.replace(configuration, pretrain=40, samples=64, epochs=4, validation=32)
+    """For --quick: a quarter of the samples, few epochs; of fresh text a third of the steps."""
+    c = dataclasses.replace(configuration, validation=32, watched=16)
+    if c.epochs == 1:
+        return dataclasses.replace(c, samples=c.samples // 3, point=c.point // 3, validation=256)
+    return dataclasses.replace(c, pretrain=min(c.pretrain, 40), samples=64, epochs=4)

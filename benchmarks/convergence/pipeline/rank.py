@@ -1,4 +1,4 @@
-"""One rank's part of the runs of `convergence aq`: a stage of a byte GPT, fine-tuned on samples that come back.
+"""One rank's part of the runs of `convergence aq`: a stage of a byte GPT, trained on samples that come back or on fresh ones.
 
 The runs of a seed follow one another in the same processes and begin with the same weights.
 """
@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
-from torch.nn import functional
 
 import torch_lowcomm as lc
+from convergence.pipeline import tasks
 from convergence.pipeline.parts import part
+from convergence.pipeline.tasks import CONTEXT, loss_of
 
-CONTEXT, WIDTH = model.Config().context, model.Config().width
+WIDTH = model.Config().width
 PRETRAIN_LR = 1e-3
 
 
@@ -36,6 +37,10 @@ class Configuration:
         noise: The share of a sample's tokens that is replaced at every visit.
         replicas: Of the pipeline (replicas_rank.py); each has a part of the samples.
         dtype: Of weights and activations; the optimizer has float32 copies of other weights.
+        task: Of tasks.py.
+        point: Steps of a point of the curves; 0: an epoch's.
+        validation: Windows or sentences.
+        watched: Of them those that are evaluated at each point.
     """
 
     codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -51,18 +56,27 @@ class Configuration:
     epochs: int = 12
     batch: int = 16
     lr: float = 3e-4
-    validation: int = 512  # windows
+    task: str = tasks.TEXT
+    point: int = 0
+    validation: int = 512
+    watched: int = 128
     seed: int = 0
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch, of each replica."""
+        return self.samples // self.batch // self.replicas
 
 
 def train(rank: int, init_method: str, *, configurations: list[Configuration]) -> list[dict[str, Any]]:
     """Does one run after another; all have the same `stages` and `seed`.
 
     Returns:
-        Of each run, by epoch: `seconds`, and of this rank's messages `sent`, whose figures are sums over what `counted()` has;
+        Of each run, by point: `seconds`, and of this rank's messages `sent`, whose figures are sums over what `counted()` has;
         `elements` that crossed a boundary in each direction; `caches`: the rows of its boundaries, and `cache_bytes`. On the
-        last rank also `loss` by epoch, and of the trained weights by exact messages `samples` and `validation`: mean cross
-        entropy (nats a byte) of the samples, and of text that is not trained on.
+        last rank also `loss` by point, by the run's own messages. By exact messages `validations` by point, and of the trained
+        weights `samples` and `validation`: mean cross entropy (nats) of the first samples, and of others that are not trained
+        on, and the share of the latter that is told right, `accuracy`.
     """
     first = configurations[0]
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=first.stages)
@@ -92,29 +106,23 @@ def pretrained(rank: int, c: Configuration) -> model.GPT:
     return gpt
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats a byte."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
 class Run:
     """One run on this rank, which has the stage `rank` of those of `group` (None: of all ranks)."""
 
     def __init__(self, c: Configuration, rank: int, gpt: model.GPT, group: dist.ProcessGroup | None = None) -> None:
         self.c, self.rank, self.last = c, rank, rank == c.stages - 1
-        self.module = part(gpt, rank, c.stages).to(getattr(torch, c.dtype))
+        self.module = part(gpt, rank, c.stages, pooled=c.task == tasks.SENTENCES).to(getattr(torch, c.dtype))
         self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
         device = torch.device("cpu")
         self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, group=group, cache=self.cache, **c.codecs)
         self.schedule = Schedule1F1B(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)
         self.optimizer = Optimizer(self.module, c.lr)
-        self.corpus = text.load()
-        self.tokens, self.targets = self.corpus.batch(c.samples, CONTEXT, seed=c.seed, step=0, rank=1)
+        self.tokens, self.targets = tasks.training(c.task, c.samples, c.seed)
 
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
-        c, steps = self.c, self.c.samples // self.c.batch // self.c.replicas
-        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": []}
+        c, point = self.c, self.c.point or self.c.epoch_steps
+        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "validations": []}
         start = time.monotonic()
         losses: list[float] = []
         lc.reset_stats()
@@ -122,20 +130,27 @@ class Run:
             self.batches(list(zip(self.tokens, self.targets, strict=True)))
         ):
             losses.append(self.step(samples, self.noisy(tokens, step), targets))
-            if (step + 1) % steps == 0:
-                result["loss"].append(statistics.mean(losses[-steps:]))
+            if (step + 1) % point == 0:
+                result["loss"].append(statistics.mean(losses[-point:]))
                 result["sent"].append(self.counted())
-                result["seconds"].append(time.monotonic() - start)
+                stopped = time.monotonic()
+                result["seconds"].append(stopped - start)
+                result["validations"].append(self.validated(c.watched)[0])
+                start += time.monotonic() - stopped
                 lc.reset_stats()
         self.end()
-        result["elements"] = c.epochs * steps * c.batch * CONTEXT * WIDTH  # of a boundary, in each direction
+        result["elements"] = len(losses) * c.batch * CONTEXT * WIDTH  # of a boundary, in each direction
         result["caches"] = self.rows()
         result["parameters"] = sum(parameter.numel() for parameter in self.module.parameters())
         result["cache_bytes"] = self.cache.bytes if self.cache else 0
-        result["samples"] = self.exact_loss(zip(self.tokens.split(c.batch), self.targets.split(c.batch), strict=True))
-        validation = (self.corpus.validation_batch(c.batch, CONTEXT, i) for i in range(c.validation // c.batch))
-        result["validation"] = self.exact_loss(validation)
+        first = (part[: c.validation].split(c.batch) for part in (self.tokens, self.targets))
+        result["samples"], _ = self.exactly(zip(*first, strict=True))
+        result["validation"], result["accuracy"] = self.validated(c.validation)
         return result
+
+    def validated(self, count: int) -> tuple[float, float]:
+        """As exactly(), of so many samples that are not trained on."""
+        return self.exactly(tasks.validation(self.c.task, count, self.c.batch))
 
     def batches(self, dataset: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Any, ...]]:
         """The numbered batches of all epochs."""
@@ -165,14 +180,16 @@ class Run:
         others = torch.randint(model.VOCABULARY, tokens.shape, generator=draw)
         return torch.where(torch.rand(tokens.shape, generator=draw) < self.c.noise, others, tokens)
 
-    def exact_loss(self, batches: Any) -> float:
-        """Mean loss of batches by exact messages, without the cache; known to the last stage."""
+    def exactly(self, batches: Any) -> tuple[float, float]:
+        """Mean loss of batches by exact messages, without the cache, and the share told right; known to the last stage."""
         losses: list[Tensor] = []
+        right: list[Tensor] = []
         for tokens, targets in batches:
             of_batch: list[Tensor] = []  # torch empties the list at each call
-            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
+            logits = lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
             losses += of_batch
-        return torch.stack(losses).mean().item() if self.last else 0.0
+            right += [(logits.argmax(-1) == targets).float().mean()] if self.last else []
+        return tuple(torch.stack(of).mean().item() if of else 0.0 for of in (losses, right))  # type: ignore[return-value]
 
     def rows(self) -> dict[str, list[list[int]]]:
         """What the cache has of each boundary of this rank, as Cache.rows()."""

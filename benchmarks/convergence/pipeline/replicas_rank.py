@@ -32,6 +32,8 @@ class ReplicasConfiguration(Configuration):
     stages: int = 2
     replicas: int = 2
     batch: int = 8
+    samples: int = 512
+    epochs: int = 8
     optimizer: str = "adamw"
 
 
@@ -62,8 +64,7 @@ class ReplicaRun(one_pipeline.Run):
         self.stage_group = mesh.get_group("stage").group_name
         parameters = list(self.module.parameters())
         if c.optimizer == "quantized_adam":
-            epoch = c.samples // c.replicas // c.batch  # its steps
-            self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=epoch, group=self.among)
+            self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
         else:
             self.optimizer = torch.optim.AdamW(parameters, lr=c.lr, fused=True)
         if c.optimizer == "diloco":

@@ -15,12 +15,21 @@ from report import Gate
 
 from convergence.pipeline import gates as pipeline_gates
 from convergence.pipeline import rank as pipeline_rank
-from convergence.pipeline.presets import CLAIMS, QUICK, STAGES, TWO_BITS, VARIANTS, shortened
+from convergence.pipeline.presets import (
+    CLAIMS,
+    FINE_TUNING,
+    FRESH,
+    QUICK,
+    SENTENCES,
+    STAGES,
+    TWO_BITS,
+    VARIANTS,
+    shortened,
+)
 from convergence.pipeline.rank import Configuration
 
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
-ALL_SEEDS = ("claims", "two_bits")  # parts with as many as there are; the others have fewer
-SEEDS_OF_VARIANTS = 1
+ONE_SEED = ("variants", "stages")  # parts; the others have as many as there are
 RUN_S = 400  # deadline of one run
 
 
@@ -29,7 +38,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
 
     Args:
         quick: Fewer samples, epochs and runs, and bounds that so few steps reach; the part `claims` alone unless `only` is.
-        seeds: Of the parts ALL_SEEDS; the others have one.
+        seeds: Of all parts but ONE_SEED.
         only: A part.
 
     Returns:
@@ -41,9 +50,8 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
         if part != only and (only or (quick and part != "claims")):
             continue
         if quick:
-            presets = {name: shortened(c) for name, c in presets.items() if name in QUICK or only}
-        of_part = seeds if part in ALL_SEEDS else min(seeds, SEEDS_OF_VARIANTS)
-        for name, seed, run in of_presets(presets, range(of_part)):
+            presets = {name: shortened(c) for name, c in presets.items() if name in QUICK or part != "claims"}
+        for name, seed, run in of_presets(presets, range(1 if part in ONE_SEED else seeds)):
             runs.setdefault(name, []).append(run | {"name": name, "seed": seed})
     configurations = {name: of_name[0]["configuration"] for name, of_name in runs.items()}
     return {
@@ -54,9 +62,9 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
 
 def print_heading() -> None:
     """Prints the heading of the rows."""
-    print(f"# {'':<37}{'':>4}{'loss (nats a byte)':^30}{'bits an element':>17}{'|a-m| / |a|':>14}")
+    print(f"# {'':<45}{'':>4}{'loss (nats a byte)':^30}{'bits an element':>17}{'|a-m| / |a|':>14}")
     print(
-        f"# {'run':<37}{'seed':>4}{'training':>10}{'samples':>10}{'validation':>12}{'forward':>9}{'backward':>9}"
+        f"# {'run':<45}{'seed':>4}{'training':>10}{'samples':>10}{'validation':>12}{'forward':>9}{'backward':>9}"
         f"{'2nd':>7}{'last':>7}{'seconds':>9}"
     )
 
@@ -84,14 +92,14 @@ def of_presets(presets: Mapping[str, Configuration], seeds: Sequence[int]) -> An
 
 def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the ranks of one run measured, in the order of their stages; bits are those of all boundaries, frames included."""
-    sent = [[rank["sent"][epoch] for rank in ranks] for epoch in range(c.epochs)]
+    sent = [[rank["sent"][point] for rank in ranks] for point in range(len(ranks[0]["sent"]))]
     kinds = ("forward", "backward", "announcements", "other")
     total = {kind: sum(rank[kind] for epoch in sent for rank in epoch) for kind in kinds}
     bits = 8 / (ranks[0]["elements"] * (c.stages - 1))
     last = ranks[-1]
     return {
         "configuration": c,
-        **{name: last[name] for name in ("loss", "samples", "validation", "seconds")},
+        **{name: last[name] for name in ("loss", "samples", "validation", "validations", "accuracy", "seconds")},
         "bytes": list(itertools.accumulate(sum(rank[kind] for rank in epoch for kind in kinds) for epoch in sent)),
         **{f"{kind}_bits": total[kind] * bits for kind in ("forward", "backward", "announcements")},
         "changes": [changes(epoch) for epoch in sent],
@@ -113,20 +121,28 @@ def row(name: str, run: Mapping[str, Any]) -> str:
     visits = [run["changes"][1], run["changes"][-1]]
     cells = "".join(f"{'-' if ratio is None else f'{ratio:.3f}':>7}" for ratio in visits)
     return (
-        f"  {name:<37}{run['configuration'].seed:>4}{run['loss'][-1]:>10.4f}{run['samples']:>10.4f}"
+        f"  {name:<45}{run['configuration'].seed:>4}{run['loss'][-1]:>10.4f}{run['samples']:>10.4f}"
         f"{run['validation']:>12.4f}{run['forward_bits']:>9.3f}{run['backward_bits']:>9.3f}{cells}{run['seconds'][-1]:>9.1f}"
     )
 
 
 def curve(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run as the JSON has it: a point an epoch, with bytes that all stages together have sent."""
-    left_out = ("configuration", "loss", "seconds", "changes")
+    """Returns a run as the JSON has it: a point an epoch or c.point steps, with bytes that all stages together have sent."""
+    c, left_out = run["configuration"], ("configuration", "loss", "validations", "seconds", "changes")
     return {key: value for key, value in run.items() if key not in left_out} | {
-        "step": list(range(1, len(run["loss"]) + 1)),
-        "loss": [round(loss, 5) for loss in run["loss"]],
+        "step": [(c.point or c.epoch_steps) * (i + 1) for i in range(len(run["loss"]))],
+        **{key: [round(loss, 5) for loss in run[key]] for key in ("loss", "validations")},
         "seconds": [round(seconds, 2) for seconds in run["seconds"]],
         "changes": [None if ratio is None else round(ratio, 5) for ratio in run["changes"]],
     }
 
 
-PARTS = {"claims": CLAIMS, "variants": VARIANTS, "stages": STAGES, "two_bits": TWO_BITS}
+PARTS = {
+    "claims": CLAIMS,
+    "fine_tuning": FINE_TUNING,
+    "fresh": FRESH,
+    "sentences": SENTENCES,
+    "variants": VARIANTS,
+    "stages": STAGES,
+    "two_bits": TWO_BITS,
+}

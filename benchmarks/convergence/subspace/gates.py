@@ -8,6 +8,7 @@ from typing import Any
 
 from report import Gate
 
+from convergence import flattery
 from convergence.subspace.presets import FREE_BLOCKS
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
@@ -27,7 +28,7 @@ RATIOS = (
 # Few steps of a small decoder have not parted the losses yet.
 OF_QUICK = (("constrained, 32", "free", "<", 1.15), (EIGHT_BITS, "constrained, 32", "<=", 1.02))
 LAST = 5  # points of a curve whose mean is a run's training loss
-# How a run's loss is taken: while it trained, by its own messages; of its last weights.
+# How a run's loss is taken: while it trained, by its own messages; of its last weights, by exact messages.
 LOSSES = ("training", "validation")
 
 
@@ -35,7 +36,10 @@ def gates(runs: Runs, *, quick: bool) -> list[Gate]:
     """Those whose runs are there, by both losses: means over paired seeds."""
     print_ratios(runs)
     bounds = [bound for bound in (OF_QUICK if quick else RATIOS) if {bound[0], bound[1]} <= runs.keys()]
-    return [ratio_gate(runs, how, *bound) for bound in bounds for how in LOSSES]
+    return [
+        flattery.gate(runs, lambda _: "free", lambda run: loss(run, LOSSES[0])),
+        *(ratio_gate(runs, how, *bound) for bound in bounds for how in LOSSES),
+    ]
 
 
 def loss(run: Mapping[str, Any], how: str) -> float:

@@ -1,19 +1,16 @@
 """`python benchmarks convergence aq` at 4 ranks, and how it cuts its model and counts."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
 from example_main import quick_convergence
 from torch.nn import functional
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    content = quick_convergence("aq", 7, tmp_path)
+    content = quick_convergence("aq", 8, tmp_path)
     runs = {run["name"]: run for run in content["curves"]}
     assert runs["exact"]["cache_bytes"] == 0 < runs["AQ gauss2/gauss4"]["cache_bytes"]
     assert 32 <= runs["exact"]["forward_bits"] < 32.3, "the frames of a boundary and nothing else"
@@ -21,7 +18,7 @@ def test_convergence_quick(tmp_path):
 
 @pytest.mark.slow
 def test_replicas_quick(tmp_path):
-    content = quick_convergence("aq_replicas", 1, tmp_path)
+    content = quick_convergence("aq_replicas", 2, tmp_path)
     runs = {run["name"]: run for run in content["curves"]}
     exact, coded = runs["exact"], runs["AQ gauss2/gauss4, QuantizedAdam"]
     assert exact["coded"] == 0 < runs["AQ gauss2/gauss4"]["coded"] < 0.1, "parameters' gradients are most of it"
@@ -56,9 +53,50 @@ def test_changes_are_those_of_all_boundaries():
 
 def test_runs_are_compared_with_exact_ones_that_are_otherwise_alike():
     gates, presets = (importlib.import_module(f"convergence.pipeline.{name}") for name in ("gates", "presets"))
-    every = presets.CLAIMS | presets.VARIANTS | presets.STAGES | presets.TWO_BITS
+    runs = importlib.import_module("convergence.pipeline.runs")
+    every = {name: c for part in runs.PARTS.values() for name, c in part.items()}
+    assert len(every) == sum(map(len, runs.PARTS.values())), "names are of one part"
     for name, c in every.items():
-        exact = every[gates.baseline(name)]
+        exact = every[gates.baseline(name, every)]
         assert not exact.codecs and not exact.store
-        for setting in ("shuffle", "noise", "dtype", "pretrain", "lr", "samples", "epochs"):
+        for setting in ("shuffle", "noise", "dtype", "pretrain", "lr", "task", "samples", "epochs", "point"):
             assert getattr(exact, setting) == getattr(c, setting), name
+    for part in (presets.FINE_TUNING, presets.FRESH):
+        assert {c.stages for c in part.values()} == {2, 4}
+        assert all(part[gates.baseline(name, part)].stages == c.stages for name, c in part.items())
+
+
+def run(training, validation):
+    return {"loss": [9.0, training], "validation": validation}
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "flattered"),
+    [
+        ((1.818, 1.818), (3.184, 3.184), 1),  # gauss4 whose blocks span four tokens
+        ((1.853, 1.853), (1.82, 1.82), 1),
+        ((1.875, 1.875), (1.792, 1.792), 0),
+        ((1.9, 1.9), (3.2, 3.2), 0),  # bad, and says so
+        ((1.80, 1.80), (1.80, 1.80), 0),
+        ((1.86, 1.80), (1.777, 1.90), 1),  # means over seeds
+    ],
+)
+def test_a_run_that_reads_its_rounding_fails(training, validation, flattered, capsys):
+    flattery = importlib.import_module("convergence.flattery")
+    runs = {"exact": [run(1.853, 1.777)] * 3, "coded": list(map(run, training, validation))}
+    gate = flattery.gate(runs, lambda _: "exact")
+    assert (gate.value, gate.passed) == (flattered, not flattered)
+    assert ("coded reads its messages' rounding" in capsys.readouterr().out) == bool(flattered)
+    assert flattery.gate({"coded": runs["coded"]}, lambda _: "exact").passed, "there is nothing to compare it with"
+
+
+def test_sentences_are_bytes_with_a_class():
+    tasks = importlib.import_module("convergence.pipeline.tasks")
+    tokens, classes = tasks.training(tasks.SENTENCES, 32, seed=3)
+    assert tokens.shape == (32, tasks.CONTEXT) and set(classes.tolist()) == {0, 1}
+    assert torch.equal(tokens, tasks.training(tasks.SENTENCES, 32, seed=3)[0])
+    held_out = [tuple(row) for batch, _ in tasks.validation(tasks.SENTENCES, 64, 16) for row in batch.tolist()]
+    assert len(held_out) == 64
+    logits = torch.randn(4, 128)
+    assert tasks.loss_of(logits, classes[:4]) == functional.cross_entropy(logits, classes[:4])
+
