@@ -21,6 +21,8 @@ from convergence.pipeline.runs import changes, curve
 RUN_S = 400  # deadline of one run
 MOVED = "AQ gauss2/gauss4, global"
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
+# The paper's end-to-end compression (section 4.3): 3 bits forward, 6 backward, 4 of the parameters' gradients.
+END_TO_END = ("gauss3", "gauss6")
 
 
 def coded(codecs: tuple[str, str] = GAUSS, *, store: str = "fp16", **others: Any) -> ReplicasConfiguration:
@@ -36,6 +38,12 @@ PRESETS = {
     "AQ gauss2/gauss4, DiLoCoX": coded(optimizer="diloco"),
     "exact, global": ReplicasConfiguration(shuffle="global"),
     MOVED: coded(shuffle="global"),
+    "exact, paper's QuantizedAdam": ReplicasConfiguration(optimizer="paper_adam"),
+    **{
+        f"{way} gauss3/gauss6, {name}": coded(END_TO_END, store=store, optimizer=optimizer)
+        for name, optimizer in (("QuantizedAdam", "quantized_adam"), ("paper's QuantizedAdam", "paper_adam"))
+        for way, store in (("AQ", "fp16"), ("DirectQ", ""))
+    },
 }
 KINDS = ("forward", "backward", "announcements", "replicas", "other")
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torch_lowcomm as lc
 from convergence.pipeline import rank as one_pipeline
+from convergence.pipeline.paper_adam import PaperAdam
 from convergence.pipeline.rank import Configuration
 
 EVERY = 4  # steps from one outer step of DiLoCoX to the next
@@ -26,7 +27,7 @@ class ReplicasConfiguration(Configuration):
 
     Attributes:
         optimizer: What averages a stage over its replicas: "adamw" gradients, exactly; "quantized_adam" gradients in 4 bits;
-            "diloco" the parameters, in 4 bits every EVERY steps.
+            "paper_adam" as its papers have it; "diloco" the parameters, in 4 bits every EVERY steps.
     """
 
     stages: int = 2
@@ -63,8 +64,9 @@ class ReplicaRun(one_pipeline.Run):
         self.replica, self.among = mesh.get_local_rank("replica"), mesh.get_group("replica")
         self.stage_group = mesh.get_group("stage").group_name
         parameters = list(self.module.parameters())
-        if c.optimizer == "quantized_adam":
-            self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
+        if c.optimizer in ("quantized_adam", "paper_adam"):
+            kind = lc.QuantizedAdam if c.optimizer == "quantized_adam" else PaperAdam
+            self.optimizer = kind(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
         else:
             self.optimizer = torch.optim.AdamW(parameters, lr=c.lr, fused=True)
         if c.optimizer == "diloco":
@@ -103,13 +105,18 @@ class ReplicaRun(one_pipeline.Run):
             self.optimizer.finish()
 
     def counted(self) -> dict[str, float]:
-        """Bytes of all groups by kind, frames included; of what gloo carries, its values alone."""
+        """Bytes of all groups by kind, frames included; of what gloo carries, its values alone; of PaperAdam, as it counts."""
         found = dict.fromkeys(("forward", "backward", "announcements", "replicas", "other", "exact"), 0.0)
+        coded = 0.0
+        if isinstance(self.optimizer, PaperAdam):
+            coded, self.optimizer.coded_bytes = self.optimizer.coded_bytes, 0.0
         for group, ops in lc.stats().items():
             for op, figures in ops.items():
                 kind = next((way for way in ("forward", "backward") if op.startswith(f"send {way} boundary")), "other")
                 kind = "announcements" if op.startswith("recv ") else kind
                 kind = kind if group == self.stage_group else "replicas"
+                if kind == "replicas" and coded:
+                    continue
                 bytes_sent = (figures["wire_bytes"] or 0) + figures["inner_bytes"]
                 found[kind] += bytes_sent
                 if kind != "announcements" and figures["exact_calls"] == figures["calls"]:
@@ -117,4 +124,5 @@ class ReplicaRun(one_pipeline.Run):
                 samples = figures["samples"] or {"mean_value": None}
                 if kind == "forward" and samples["mean_value"]:
                     found |= {name: samples[name] for name in ("mean_value", "mean_change")}
+        found["replicas"] += coded
         return found

@@ -1,11 +1,15 @@
 """`python benchmarks convergence aq` at 4 ranks, and how it cuts its model and counts."""
 
 import importlib
+import sys
 
 import pytest
 import torch
-from example_main import quick_convergence
+import torch.distributed as dist
+from example_main import EXAMPLES, quick_convergence
 from torch.nn import functional
+
+import torch_lowcomm as lc
 
 
 @pytest.mark.slow
@@ -100,3 +104,32 @@ def test_sentences_are_bytes_with_a_class():
     logits = torch.randn(4, 128)
     assert tasks.loss_of(logits, classes[:4]) == functional.cross_entropy(logits, classes[:4])
 
+
+def _steps(r, kind, codec, steps):
+    """Parameters after some steps of an optimizer of replicas, each with gradients of its own, and what it counts."""
+    r.init("lowcomm")
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 600)), torch.nn.Parameter(torch.ones(3, 7))]
+    draw = torch.Generator().manual_seed(r.rank)
+    if kind == "paper":
+        sys.path.append(str(EXAMPLES.parent / "benchmarks"))  # the rank is another process
+        paper_adam = importlib.import_module("convergence.pipeline.paper_adam")
+        optimizer = paper_adam.PaperAdam(weights, lr=0.01, warmup_steps=5, group=dist.group.WORLD, codec=codec)
+    else:
+        optimizer = lc.QuantizedAdam(weights, lr=0.01, warmup_steps=5, codec=codec)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=draw) + 0.5
+        optimizer.step()
+        optimizer.zero_grad()
+    return [weight.detach().flatten().tolist() for weight in weights], getattr(optimizer, "coded_bytes", None)
+
+
+def test_the_papers_adam_is_ours_without_codes(pair):
+    for steps in (5, 20):
+        (ours, _), (others, _) = (pair(_steps, kind, "fp16", steps)[0] for kind in ("ours", "paper"))
+        for a, b in zip(ours, others, strict=True):
+            torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=0, atol=2e-4)
+    ranks = pair(_steps, "paper", "sym4:bucket=512", 20)
+    assert ranks[0][0] == ranks[1][0], "ranks keep the same bits"
+    assert ranks[0][1] == 15 * lc.codec("sym4:bucket=512").encoded_bytes(621)
+    assert ranks[0][0] != others
