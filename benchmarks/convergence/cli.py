@@ -30,6 +30,7 @@ from convergence.fsdp import errors as fsdp_errors
 from convergence.fsdp import runs as fsdp_runs
 from convergence.fsdp import tables as fsdp_tables
 from convergence.fsdp import variants as fsdp_variants
+from convergence.pipeline import link as pipeline_link
 from convergence.pipeline import plot as pipeline_plot
 from convergence.pipeline import replicas as pipeline_replicas
 from convergence.pipeline import runs as pipeline_runs
@@ -101,9 +102,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")
     parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
     parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
-    parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
+    parser.add_argument(
+        "--seconds",
+        type=Path,
+        help="loss against seconds on links of some rates (PNG): as root, of pipelines simulated",
+    )
     args = parser.parse_args()
-    if args.seconds and args.only:
+    if args.seconds and args.only and args.method not in link_curves.SIMULATED:
         parser.error(f"--seconds: expected a whole method, got --only {args.only}")
     if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
         parser.error(f"--seconds: expected one of {', '.join(link_curves.DRAWN)}, got {args.method!r}")
@@ -158,7 +163,9 @@ def main() -> int:
             DRAWS[args.method](content[drawn], args.plot, title=f"{args.method}, seed 0")
         else:
             draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
-    if args.seconds and (times := link_curves.step_seconds(args.method, content["configurations"])):
+    if args.seconds and (times := link_curves.step_seconds(args.method, content)):
         content["step_seconds"] = times
+        if args.method in link_curves.SIMULATED:
+            content["same_loss"] = pipeline_link.same_loss(content, times)
         link_curves.draw(content["curves"], times, args.seconds, args.method)
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

@@ -1,4 +1,4 @@
-"""Loss against seconds on slow links: a run's losses, a step of each as long as it takes in the lab."""
+"""Loss against seconds on slow links: a run's losses, a step of each as long as it takes in the lab, or simulated (pipelines)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from steps.cases import Case
 from steps.measure import measure
 
 from convergence.diloco import link as diloco_link
+from convergence.pipeline import link as pipeline_link
 
 RATES = ("10mbit", "100mbit", "1gbit")
 # Of methods whose steps are all alike: how `steps` wraps the model, and by a run's name how its steps travel.
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Case]]] = {
         },
     ),
 }
+_COLUMNS = 4  # of panels, at most
 _STEPS = 3  # timed of every case, in turn: they differ by the link, not by the step
 
 
@@ -47,27 +49,31 @@ def of_cases(method: str, rate: str, configurations: Mapping[str, Any]) -> dict[
     return {name: row.seconds for name, row in zip(cases, rows, strict=True)}
 
 
-# By a method of the convergence program: seconds a step at a rate, of the configurations in its JSON.
-DRAWN: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
+# By a method of the convergence program: seconds a step at a rate, of the configurations in its JSON, measured in the lab.
+MEASURED: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
     **{method: functools.partial(of_cases, method) for method in CASES},
     "diloco": diloco_link.step_seconds,
 }
+SIMULATED = ("aq", "aq_replicas")  # whose losses are validation
+DRAWN = (*MEASURED, *SIMULATED)
 
 
-def step_seconds(method: str, configurations: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def step_seconds(method: str, content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """{rate: {run's name: seconds a step}}; {} with a sentence where there is no lab.
 
     Args:
         method: A method of the convergence program, one of DRAWN.
-        configurations: Of its JSON.
+        content: Its JSON.
 
     Raises:
         LabError: A rank failed.
     """
+    if method in SIMULATED:
+        return pipeline_link.step_seconds(content)
     found: dict[str, dict[str, float]] = {}
     try:
         for rate in RATES:
-            found[rate] = DRAWN[method](rate, configurations)
+            found[rate] = MEASURED[method](rate, content["configurations"])
             times = ", ".join(f"{name} {seconds:.3f}" for name, seconds in found[rate].items())
             print(f"# seconds a step at {rate}: {times}", flush=True)
     except LabUnavailable as error:
@@ -80,27 +86,32 @@ def draw(
 ) -> None:
     """Writes a PNG with a panel a rate: the mean over seeds of each run's loss against seconds.
 
-    Of its last 10 steps; where a point of a curve is the mean of several, of its last 4 points.
+    Of its last 10 steps; where a point of a curve is the mean of several, of its last 4 points; of validation as it is.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(seconds), figsize=(4.6 * len(seconds), 4.2), dpi=140, layout="constrained")
+    key, kind = ("validations", "validation") if "validations" in curves[0] else ("loss", "training")
+    rows = -(-len(seconds) // _COLUMNS)
+    columns = -(-len(seconds) // rows)
+    size = (4.6 * columns, 4.2 * rows)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, dpi=140, layout="constrained", squeeze=False)
+    panels = grid.flatten()
     for axes, (rate, times) in zip(panels, seconds.items(), strict=True):
         for name, step_s in times.items():
             of_name = [curve for curve in curves if curve["name"] == name]
-            mean = [statistics.mean(step) for step in zip(*(curve["loss"] for curve in of_name), strict=True)]
+            mean = [statistics.mean(step) for step in zip(*(curve[key] for curve in of_name), strict=True)]
             steps = of_name[0]["step"]
-            last = 10 if steps[0] == 1 else 4
+            last = 1 if key == "validations" else 10 if steps[0] == 1 else 4
             recent = [statistics.mean(mean[max(0, i + 1 - last) : i + 1]) for i in range(len(mean))]
             axes.plot([step_s * step for step in steps], recent, label=name, linewidth=1.6)
         axes.set_title(rate)
         axes.set_xlabel("seconds")
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("training loss (nats a byte)")
+    panels[0].set_ylabel(f"{kind} loss (nats a byte)")
     panels[0].legend(fontsize=7)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)

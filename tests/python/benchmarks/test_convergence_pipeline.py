@@ -22,7 +22,7 @@ def test_convergence_quick(tmp_path):
 
 @pytest.mark.slow
 def test_replicas_quick(tmp_path):
-    content = quick_convergence("aq_replicas", 2, tmp_path)
+    content = quick_convergence("aq_replicas", 2, tmp_path, "--seconds", str(tmp_path / "seconds.png"))
     runs = {run["name"]: run for run in content["curves"]}
     exact, coded = runs["exact"], runs["AQ gauss2/gauss4, QuantizedAdam"]
     assert exact["coded"] == 0 < runs["AQ gauss2/gauss4"]["coded"] < 0.1, "parameters' gradients are most of it"
@@ -31,6 +31,9 @@ def test_replicas_quick(tmp_path):
     assert coded["replicas_bits"] == pytest.approx((32 + 3 * 4.03) / 4, rel=0.01)
     assert coded["coded"] == pytest.approx(1 - 8 / coded["replicas_bits"], abs=0.05)
     assert coded["loss"][-1] < 1.03 * exact["loss"][-1]
+    links = {row["link"] for row in content["same_loss"]}
+    assert len(links) == 8 and {"10gbit, here", "100mbit, paper"} <= links
+    assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -103,6 +106,19 @@ def test_sentences_are_bytes_with_a_class():
     assert len(held_out) == 64
     logits = torch.randn(4, 128)
     assert tasks.loss_of(logits, classes[:4]) == functional.cross_entropy(logits, classes[:4])
+
+
+def test_seconds_follow_bits_and_rates():
+    link = importlib.import_module("convergence.pipeline.link")
+    exact, coded = ({"forward_bits": bits, "backward_bits": bits} for bits in (32.0, 4.0))
+    times = {rate: [link.PAPER.step_s(rate, run) for run in (exact, coded)] for rate in link.RATES}
+    # 32 micro-batches of 180 ms through 8 stages; the paper has 3.8 sequences a second at 10 Gbit/s.
+    assert times["10gbit"][1] == pytest.approx(39 * 0.18, rel=0.02)
+    assert 32 / times["10gbit"][0] == pytest.approx(4.3, rel=0.1)
+    assert times["100mbit"][0] / times["100mbit"][1] > 3.5
+    assert times["10mbit"][0] / times["10mbit"][1] == pytest.approx(8, rel=0.15)
+    average = link.PAPER.step_s("100mbit", exact | {"replicas_bits": 32.0}) - times["100mbit"][0]
+    assert average == pytest.approx(1.5e9 / 8 * 32 / 100e6, rel=0.06)
 
 
 def _steps(r, kind, codec, steps):
