@@ -83,14 +83,15 @@ UP, DOWN = (16, 14, 14), (32, 7, 7)  # what crosses the two cuts, a sample
 class Result(plot.Curve):
     """One run: its curve and the columns of the table. The first rank has them."""
 
+    test_loss: float = 0.0  # by exact messages, as the accuracy
     accuracy: float = 0.0
     seconds: float = 0.0
     from_clients: int = 0  # bytes
     from_server: int = 0
 
 
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads and checks a command line: the program's own, or the one that another program gives."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage="%(prog)s [options]; see --help")
     parser.add_argument("--data", type=Path, help="a folder with Fashion-MNIST's IDX files (default: Debian's package)")
     parser.add_argument("--images", type=int, default=3200, help="of the training set, of all clients")
@@ -108,7 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, default=Path("runs/split_learning.png"), help="loss against bytes")
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
     device.add_argument(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     try:
         for name in ("images", "test_images", "clients", "concentration", "rounds", "epochs", "batch", "lr", "decay"):
             if not getattr(args, name) > 0:
@@ -117,7 +118,7 @@ def parse() -> argparse.Namespace:
             lc.codec(codec)
         args.device = device.choose(args.device)
         args.train, args.test = (images.load(args.data, train=train) for train in (True, False))
-        if "RANK" not in os.environ:
+        if arguments is None and "RANK" not in os.environ:
             raise ValueError("expected to be started by torchrun --standalone --nproc-per-node 2, got no RANK")
     except ValueError as error:
         raise SystemExit(f"split_learning.py: {error}") from None
@@ -213,22 +214,25 @@ def train(args: argparse.Namespace, network: Network, how: str, batches: list[Te
     sent[rank] = result.sent_bytes[-1]
     dist.all_reduce(sent)
     result.from_clients, result.from_server = sent.tolist()
-    result.accuracy = accuracy(args, network, cuts)
+    result.test_loss, result.accuracy = tested(args, network, cuts)
     return result
 
 
 @torch.no_grad()
-def accuracy(args: argparse.Namespace, network: Network, cuts: Cuts) -> float:
-    """The share of test images that are told right by exact messages, uncropped; known to the clients."""
-    right = 0
+def tested(args: argparse.Namespace, network: Network, cuts: Cuts) -> tuple[float, float]:
+    """The mean loss of test images by exact messages, uncropped, and the share that is told right; known to the clients."""
+    right, loss = 0, 0.0
     for numbers in torch.arange(min(args.test_images, len(args.test[1]))).split(500):
         rows = torch.stack([numbers, *(torch.full_like(numbers, value) for value in (0, CROP, CROP))], dim=1)
         if dist.get_rank() == SERVER:
             server_step(network, cuts, rows, args.device)
         else:
             x, labels = (part[numbers].to(args.device) for part in args.test)
-            right += int((client_step(network, cuts, x, labels, rows).argmax(1) == labels).sum())
-    return right / min(args.test_images, len(args.test[1]))
+            logits = client_step(network, cuts, x, labels, rows)
+            right += int((logits.argmax(1) == labels).sum())
+            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+    count = min(args.test_images, len(args.test[1]))
+    return loss / count, right / count
 
 
 def batches_of(args: argparse.Namespace) -> list[Tensor]:
@@ -253,6 +257,7 @@ def table(results: list[Result]) -> str:
     rows = {
         "": [r.label for r in results],
         "train loss, last 50 batches": [f"{sum(r.loss[-50:]) / len(r.loss[-50:]):.4f}" for r in results],
+        "test loss": [f"{r.test_loss:.4f}" for r in results],
         "test accuracy": [f"{r.accuracy:.4f}" for r in results],
         "sent by the clients, MB": [f"{r.from_clients / 1e6:.1f}" for r in results],
         "sent by the server, MB": [f"{r.from_server / 1e6:.1f}" for r in results],
@@ -265,6 +270,15 @@ def table(results: list[Result]) -> str:
     return "\n".join(f"{name:<28}" + "".join(f"{cell:>{width}}" for cell in cells) for name, cells in rows.items())
 
 
+def all_runs(args: argparse.Namespace) -> tuple[list[Result], int]:
+    """The three runs from the same weights on this side of the cuts, and the number of batches of each."""
+    torch.manual_seed(args.seed)
+    chosen = torch.randperm(len(args.train[1]))[: args.images]
+    args.train = args.train[0][chosen], args.train[1][chosen]
+    network, batches = Network().to(args.device), batches_of(args)
+    return [train(args, copy.deepcopy(network), how, batches) for how in ("exact", "codes", "changes")], len(batches)
+
+
 def main() -> None:
     """Trains three times and reports on the clients' process."""
     args = parse()
@@ -272,15 +286,11 @@ def main() -> None:
     dist.init_process_group("lowcomm")
     if dist.get_world_size() != 2:
         raise SystemExit(f"split_learning.py: expected 2 processes, got {dist.get_world_size()}")
-    torch.manual_seed(args.seed)
-    chosen = torch.randperm(len(args.train[1]))[: args.images]
-    args.train = args.train[0][chosen], args.train[1][chosen]
-    network, batches = Network().to(args.device), batches_of(args)
-    results = [train(args, copy.deepcopy(network), how, batches) for how in ("exact", "codes", "changes")]
+    results, batches = all_runs(args)
     if dist.get_rank() == CLIENT:
         print("\n" + table(results))
         title = f"{args.clients} clients, {args.images} images, {args.rounds} rounds of {args.epochs} epochs"
-        turn = len(batches) // args.rounds  # of all clients, whose losses differ
+        turn = batches // args.rounds  # of all clients, whose losses differ
         plot.loss_against_bytes(results, args.plot, title=title, unit="nats", recent=max(1, turn))
         print(f"loss against bytes: {args.plot}")
         if args.json:

@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
     python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_residuals|diloco_table1|
-        diloco_unequal|aq|aq_replicas|subspace|subspace_depth|seed_replay|seed_replay_lora
+        diloco_unequal|aq|aq_replicas|split_learning|subspace|subspace_depth|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -34,6 +34,7 @@ from convergence.pipeline import link as pipeline_link
 from convergence.pipeline import plot as pipeline_plot
 from convergence.pipeline import replicas as pipeline_replicas
 from convergence.pipeline import runs as pipeline_runs
+from convergence.pipeline import split as pipeline_split
 from convergence.seed_replay import lora as seed_replay_lora
 from convergence.seed_replay import plot as seed_replay_plot
 from convergence.seed_replay import runs as seed_replay_runs
@@ -53,6 +54,7 @@ METHODS: dict[str, Callable] = {
     "diloco_unequal": diloco_unequal.measure,
     "aq": pipeline_runs.measure,
     "aq_replicas": pipeline_replicas.measure,
+    "split_learning": pipeline_split.measure,
     "subspace": subspace_runs.measure,
     "subspace_depth": subspace_depth.measure,
     "seed_replay": seed_replay_runs.measure,
@@ -68,12 +70,13 @@ PARTS: dict[str, Mapping[str, Any]] = {
 SEEDS = {  # of other methods 5
     "aq": 3,
     "aq_replicas": 3,
+    "split_learning": 3,
     "diloco_residuals": 3,
     "diloco_unequal": 3,
     "subspace": 3,
     "subspace_depth": 3,
 }
-WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
+WITHOUT_TEXT = ("seed_replay", "seed_replay_lora", "split_learning")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
