@@ -22,6 +22,7 @@ import result_pages
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _CONTEXT = 64  # tokens a sequence of the benchmarks' GPT
+_MICRO_BATCHES = 8  # of a step of `pipelines`
 _WARM_UP = 2  # exact steps before a run under DDP compresses
 _GATE = re.compile(r"^(?:PASS|FAIL)  (.+?) +(\S+) +(<=|>=|<|>|==) (\S+)$", re.MULTILINE)
 _UNITS = (1, 1e-9, 1e-6, 1e-3, 1e-2, 1e3, 1e6, 1e9)
@@ -34,11 +35,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def table() -> dict[str, list[str]]:
-    """README.md's table, by how each row begins: seconds a step, times as fast as gloo, MB a step, perplexity / exact's."""
+    """README.md's tables, by how each row begins: seconds a step, times as fast as gloo, MB a step, perplexity / exact's."""
     fsdp, ddp = ({row["name"]: row for row in _only_link(f"steps_{method}")["rows"]} for method in ("fsdp", "ddp"))
     diloco = _step_of_outer("sync gauss2")
-    stages = {row["name"]: row for row in _pipelines("100mbit 25ms") if row["order"] == "GPipe"}
-    exact_stages = stages["torch, gloo"]
 
     def row(step: dict[str, Any], base: dict[str, Any], perplexity: str) -> list[str]:
         times = base["seconds"] / step["seconds"]
@@ -58,14 +57,29 @@ def table() -> dict[str, list[str]]:
             ddp["lowcomm rank 4, sym8"], ddp["gloo fp32"], _ratio("ddp", "rank 4, sym8")
         ),
         "| DiLoCo every 20 steps, 2 bits |": row(diloco, ddp["gloo fp32"], _ratio_of_losses("DiLoCo, gauss2")),
-        "| two stages of torch's on gloo, GPipe |": row(exact_stages, exact_stages, "1"),
-        "| `lc.pipeline.Stage`, exact |": row(stages["exact"], exact_stages, "1"),
-        "| `lc.pipeline.Stage`, 4 bits |": row(
-            stages["gauss4, gauss4"], exact_stages, _ratio_of_stages("DirectQ gauss4/gauss4")
-        ),
-        "| `lc.pipeline.Stage`, changes in 2 bits |": row(
-            stages["changes gauss2, gauss4"], exact_stages, _ratio_of_stages("AQ gauss2/gauss4")
-        ),
+        **_stages(),
+    }
+
+
+def _stages() -> dict[str, list[str]]:
+    """The table of pipelines: seconds on two links, times as fast as torch's 1F1B, MB of both hosts, perplexity / exact's."""
+    fast, slow = (
+        {(row["name"], row["order"]): row for row in _pipelines(f"{rate} 25ms")} for rate in ("100mbit", "10mbit")
+    )
+    rival = fast["torch, gloo", "1F1B"]["seconds"]
+
+    def row(name: str, order: str, run: str) -> list[str]:
+        step, there = fast[name, order], slow.get((name, order))
+        sent = _MICRO_BATCHES * (step["activation"] + step["gradient"])
+        seconds = [f"{one['seconds']:.2f}" if one else "-" for one in (step, there)]
+        return [*seconds, f"{rival / step['seconds']:.1f}", f"{sent / 1e6:.2f}", _validation_of_stages(run)]
+
+    return {
+        "| torch's stages on gloo, GPipe |": row("torch, gloo", "GPipe", "exact"),
+        "| torch's stages on gloo, 1F1B |": row("torch, gloo", "1F1B", "exact"),
+        "| `lc.pipeline.Stage`, exact |": row("exact", "GPipe", "exact"),
+        "| `lc.pipeline.Stage`, 4 bits |": row("gauss4, gauss4", "GPipe", "DirectQ gauss4/gauss4"),
+        "| `lc.pipeline.Stage`, changes in 2 bits |": row("changes gauss2, gauss4", "GPipe", "AQ gauss2/gauss4"),
     }
 
 
@@ -177,11 +191,14 @@ def _ratio_of_losses(name: str) -> str:
     return f"{math.exp(runs[name]['validation'] - runs['all_reduce']['validation']):.3f}"
 
 
-def _ratio_of_stages(name: str) -> str:
-    """The same of `convergence aq`: of the training loss of the last epoch, the mean over the seeds that have the run."""
-    runs = {(run["name"], run["seed"]): run["loss"][-1] for run in load("aq_sgd")["curves"]}
-    changes = [loss - runs["exact", seed] for (run, seed), loss in runs.items() if run == name]
-    return f"{math.exp(statistics.mean(changes)):.3f}"
+def _validation_of_stages(name: str) -> str:
+    """The same of `convergence aq` in two stages, of samples that come back: validation by exact messages, over all seeds."""
+    setting = "fine-tuning, 2 stages"
+    runs = {(run["name"], run["seed"]): run["validation"] for run in load("aq_sgd")["curves"]}
+    losses = {seed: loss for (run, seed), loss in runs.items() if run == f"{name}, {setting}"}
+    if not losses:
+        return "-"  # not trained yet
+    return f"{math.exp(statistics.mean(loss - runs[f'exact, {setting}', seed] for seed, loss in losses.items())):.3f}"
 
 
 def _pipelines(link: str) -> list[dict[str, Any]]:

@@ -66,9 +66,7 @@ def of_links(*, whole: bool = True) -> list[Case]:
     for schedule in ("GPipe", "1F1B"):
         if whole:
             cases.append(Case(TORCH_EXACT, schedule, stage="torch"))
-    for schedule in ("GPipe", "1F1B"):
-        if whole or schedule == "GPipe":
-            cases.append(Case(TORCH_GLOO, schedule, stage="torch", group="gloo"))
+    cases += [Case(TORCH_GLOO, schedule, stage="torch", group="gloo") for schedule in ("GPipe", "1F1B")]
     cases += [Case(TORCH_CODED, schedule, stage="torch", group="lowcomm p2p") for schedule in ("GPipe", "1F1B")]
     return cases
 
@@ -85,8 +83,8 @@ def paper() -> list[Case]:
 class Setting:
     """One link with what is timed on it.
 
-    `shape` is that of a micro-batch's activation, float32: samples, tokens, channels. `forward_s` and `backward_s` are a stage's
-    compute for one micro-batch, of both stages. A case has its turn `repetitions` times.
+    `shape` is that of a micro-batch's activation, float32: samples, tokens, channels. For `forward_s` and `backward_s`
+    both stages sleep in place of computing a micro-batch. A case has its turn `repetitions` times.
     """
 
     rate: str

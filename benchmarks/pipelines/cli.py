@@ -22,7 +22,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one link and the cases of its gates")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="of links, slow, thread: those whose names hold one")
     parser.add_argument("--repetitions", type=int, help="turns of every case (3 to 7, by link)")
-    parser.add_argument("--busy", action="store_true", help="stages compute on a core, in place of waiting")
+    parser.add_argument("--compute", action="store_true", help="stages compute a block each, in place of sleeping")
     parser.add_argument("--json", type=Path, help="versions, machine, rows, gates")
     args = parser.parse_args()
     if args.repetitions is not None and args.repetitions < 1:
@@ -36,13 +36,13 @@ def tcp() -> str:
     return file.read_text().strip() if file.exists() else "unknown"
 
 
-def show(setting: cases.Setting, measured: Measured) -> None:
-    """A line a case."""
+def show(measured: Measured, work: str) -> None:
+    """A line a case; `work` is what stages do, sleep or compute."""
     times = ", ".join(f"{1e3 * s:.1f}" for s in (*measured.forward_s, *measured.backward_s))
     round_trip = f", a round trip takes {1e3 * measured.round_trip_s:.1f} ms" if measured.round_trip_s else ""
     print(
-        f"# {measured.link}: activations of {'x'.join(map(str, measured.shape))}; forwards and backwards of both stages take "
-        f"{times} ms\n# a TCP stream has {measured.goodput_bits / 1e6:.1f} Mbit/s{round_trip}, "
+        f"# {measured.link}: activations of {'x'.join(map(str, measured.shape))}; both stages {work} {times} ms forward and "
+        f"backward\n# a TCP stream has {measured.goodput_bits / 1e6:.1f} Mbit/s{round_trip}, "
         f"{measured.frames_lost} frames lost by the lab"
     )
     print(
@@ -74,15 +74,15 @@ def main() -> int:
     def wanted(name: str) -> bool:
         return not args.only or any(word in name for word in args.only)
 
-    compute = "on a core" if args.busy else "waiting"
+    compute = "a block a stage" if args.compute else "none: stages sleep"
     options = {"micro_batches": cases.MICRO_BATCHES, "compute": compute, "delayed_tcp": tcp()}
     print(report.heading("pipelines", **options))
     held: list[report.Gate] = []
     content: dict[str, Any] = {**options, "links": [], "thread": []}
 
     def run(setting: cases.Setting) -> Measured:
-        measured = measure(setting, repetitions=args.repetitions or setting.repetitions, busy=args.busy)
-        show(setting, measured)
+        measured = measure(setting, repetitions=args.repetitions or setting.repetitions, compute=args.compute)
+        show(measured, "compute" if args.compute else "sleep")
         rows = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in measured.rows]
         content["links"].append(dataclasses.asdict(measured) | {"rows": rows})
         return measured
@@ -91,7 +91,7 @@ def main() -> int:
         for setting in chosen:
             if wanted(setting.link):
                 held += gates.of_link(setting, run(setting))
-        if not args.quick and wanted("slow"):
+        if not args.quick and not args.compute and wanted("slow"):
             held += gates.of_slow_messages(run(cases.slow_messages()))
         if wanted("thread"):
             rows = thread_share.measure(2 if args.quick else 5)

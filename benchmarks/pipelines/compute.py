@@ -1,33 +1,31 @@
-"""A stage that computes for a given time: it scales each channel, and waits as a host does whose accelerator computes."""
+"""Stages to time: one that sleeps, as a host does whose accelerator computes, and one that computes."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import model
 import torch
 from torch import Tensor, nn
 
 
-def wait_until(end: float, busy: Tensor | None) -> None:
-    """Returns at a time of time.perf_counter(); `busy`, a matrix, is multiplied meanwhile."""
+def wait_until(end: float) -> None:
+    """Sleeps until a time of time.perf_counter()."""
     while (left := end - time.perf_counter()) > 0:
-        if busy is None:
-            time.sleep(left)
-        else:
-            torch.mm(busy, busy)
+        time.sleep(left)
 
 
 class _Scaled(torch.autograd.Function):
     """x · weight, which takes as long as it is told to, forwards and backwards."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: Compute) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: Sleep) -> Tensor:
         end = time.perf_counter() + stage.forward_s
         ctx.save_for_backward(x, weight)
         ctx.stage = stage
         y = x * weight
-        wait_until(end, stage.busy)
+        wait_until(end)
         return y
 
     @staticmethod
@@ -37,35 +35,51 @@ class _Scaled(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x = gradient * weight if ctx.needs_input_grad[0] else None
         of_weight = (gradient * x).flatten(0, -2).sum(0)
-        wait_until(end, ctx.stage.busy)
+        wait_until(end)
         return of_x, of_weight, None
 
 
-class Compute(nn.Module):
-    """A stage of one weight a channel, with the times of a larger one.
+class Sleep(nn.Module):
+    """A stage of one weight a channel that sleeps in place of computing, for the times of a larger one.
 
     Args:
         channels: Of its activations, [..., channels].
         forward_s: Seconds of a forward.
         backward_s: Seconds of a backward.
-        busy: Whether a core computes meanwhile, in place of waiting.
     """
 
-    def __init__(self, channels: int, forward_s: float, backward_s: float, *, busy: bool = False) -> None:
+    def __init__(self, channels: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.forward_s, self.backward_s = forward_s, backward_s
-        self.busy = torch.randn(64, 64) if busy else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Activations → activations."""
         return _Scaled.apply(x, self.weight, self)
 
-    @torch.no_grad()
-    def move(self, generator: torch.Generator) -> None:
-        """Changes the weights as an optimizer's step does, so that activations change from visit to visit."""
-        self.weight += 0.01 * torch.randn(len(self.weight), generator=generator)
-        self.weight.grad = None
+
+class Block(nn.Module):
+    """A stage that computes: a block of a byte-level GPT, for as long as the core takes.
+
+    Args:
+        config: Of the GPT.
+    """
+
+    def __init__(self, config: model.Config) -> None:
+        super().__init__()
+        self.block = model.Block(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activations → activations."""
+        return self.block(x) + 0.0
+
+
+@torch.no_grad()
+def move(stage: nn.Module, generator: torch.Generator) -> None:
+    """Changes the weights as an optimizer's step does, so that activations change from visit to visit."""
+    for weight in stage.parameters():
+        weight += 0.01 * weight.square().mean().sqrt() * torch.randn(weight.shape, generator=generator)
+        weight.grad = None
 
 
 def loss(y: Tensor, _: Tensor) -> Tensor:

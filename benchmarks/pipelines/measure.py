@@ -18,8 +18,9 @@ from pipelines.cases import MICRO_BATCHES, Setting
 class Row:
     """One case on one link: the median over its turns of the first stage's seconds a step.
 
-    `sent` is what the first host's interface sent a step, headers included. `bound_s` is bound.step_s() of the case's order with
-    the stages' times measured without messages, `activation` and `gradient` bytes a message, and the link's rate and delay.
+    `sent` is what the interfaces of all hosts sent a step, both directions of every boundary, headers included. `bound_s` is
+    bound.step_s() of the case's order with the stages' times measured without messages, `activation` and `gradient` bytes a
+    message, and the link's rate and delay.
     """
 
     name: str
@@ -71,8 +72,8 @@ def direction(setting: Setting, goodput: float | None = None) -> bound.Direction
     return bound.Direction((goodput or goodput_bits(bits)) / 8, delay_s, setting.burst)
 
 
-def measure(setting: Setting, *, repetitions: int, busy: bool) -> Measured:
-    """Runs a setting's cases. LabError when a rank fails."""
+def measure(setting: Setting, *, repetitions: int, compute: bool) -> Measured:
+    """Runs a setting's cases, whose stages sleep or `compute`. LabError when a rank fails."""
     options = {"delay": setting.delay or None, "burst": setting.burst, "congestion": setting.congestion}
     with Lab(hosts=2, rate=setting.rate, **options) as lab:
         checked = validate.validate(lab, tries=2 if setting.carried else 1, only=("goodput", "round trip"))
@@ -82,7 +83,7 @@ def measure(setting: Setting, *, repetitions: int, busy: bool) -> Measured:
             "forward_s": setting.forward_s,
             "backward_s": setting.backward_s,
             "repetitions": repetitions,
-            "busy": busy,
+            "compute": compute,
         }
         ranks = run_on_hosts(lab, "pipelines.rank", job)
         lost = lab.forwarder_drops()
@@ -122,7 +123,7 @@ def rows_of(setting: Any, ranks: list[dict[str, Any]], link: bound.Direction, *,
                 seconds=statistics.median(first["seconds"]),
                 least_s=min(first["seconds"]),
                 most_s=max(first["seconds"]),
-                sent=first["interface_bytes"],
+                sent=sum(stage["interface_bytes"] for stage in stages),
                 activation=first["message_bytes"],
                 gradient=last["message_bytes"],
                 bound_s=bound_of(case, stages, link, shared=shared),

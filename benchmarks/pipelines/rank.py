@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import model
 import torch
 import torch.distributed as dist
 from linklab.job import job_of_host
@@ -20,7 +21,7 @@ from torch.distributed import pipelining
 
 import torch_lowcomm as lc
 from pipelines.cases import FOUR_BITS, MICRO_BATCHES, Case
-from pipelines.compute import Compute, alone, loss
+from pipelines.compute import Block, Sleep, alone, loss, move
 
 TIMEOUT = timedelta(seconds=120)
 WARM_UP = 2  # steps in which torch infers shapes and connections find their rate
@@ -92,8 +93,10 @@ class Way(Timed):
         super().__init__(made[case.group])
         self.case = case
         rank, self.shape = dist.get_rank(), job["shape"]
-        busy, device = job["busy"], torch.device("cpu")
-        self.module = Compute(self.shape[2], job["forward_s"], job["backward_s"], busy=busy)
+        device, width = torch.device("cpu"), self.shape[2]
+        self.module = Sleep(width, job["forward_s"], job["backward_s"])
+        if job["compute"]:
+            self.module = Block(model.Config(width=width, heads=width // 64, context=self.shape[1]))
         self.files = folder / "slots" if case.cache == "file" else None
         self.cache = cache = lc.pipeline.Cache(folder=self.files) if case.cache else None
         if case.ours:
@@ -121,7 +124,7 @@ class Way(Timed):
             first = dist.get_rank() == 0
             self.schedule.step(*([self.x] if first else []), **({} if first else {"target": self.x}))
         self.visit += 1
-        self.module.move(self.generator)
+        move(self.module, self.generator)
 
     def drop_pages(self) -> None:
         """Slots in files leave the system's cache of pages: what the step reads ahead comes from the disk."""

@@ -16,10 +16,10 @@ import launch
 import model
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 import torch_lowcomm as lc
 from pipelines.cases import MICRO_BATCHES
+from pipelines.compute import Block
 
 CONFIG = model.Config(width=1024, heads=16, layers=1, context=128)
 WAYS = {"exact": ("", "", False), "gauss4, gauss4": ("gauss4", "gauss4", False)}
@@ -41,18 +41,6 @@ class Row:
     def share(self) -> float:
         """Of its two messages in its compute."""
         return self.messages_s / self.compute_s
-
-
-class Block(nn.Module):
-    """One block of the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = model.Block(CONFIG)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activations → activations."""
-        return self.block(x) + 0.0
 
 
 class TimedStage(lc.pipeline.Stage):
@@ -116,7 +104,7 @@ def run(rank: int, init_method: str, *, steps: int) -> list[dict[str, Any]]:
         torch.manual_seed(rank)
         cache = lc.pipeline.Cache() if cached else None
         stage = TimedStage(
-            Block(), rank, 2, torch.device("cpu"), forward=forward or None, backward=backward or None, cache=cache
+            Block(CONFIG), rank, 2, torch.device("cpu"), forward=forward or None, backward=backward or None, cache=cache
         )
         schedule = lc.pipeline.Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda y, _: y.square().mean())
         ways[name] = (stage, schedule, torch.optim.SGD(stage.submod.parameters(), lr=1e-3), [])

@@ -6,7 +6,7 @@ from typing import Any
 
 import model
 import torch
-from pipelines.compute import Compute
+from pipelines.compute import Sleep
 from torch import Tensor, nn
 
 
@@ -25,7 +25,7 @@ class Waiting(nn.Module):
     def __init__(self, width: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
         self.token_s = forward_s, backward_s
-        self.compute = Compute(1, 0.0, 0.0)
+        self.compute = Sleep(1, 0.0, 0.0)
         self.attention = nn.Module()
         self.attention.out = nn.Linear(1, width, bias=False)
         self.down = nn.Linear(1, width, bias=False)
