@@ -135,16 +135,9 @@ docs: build
 	@echo "build/docs/docs/index.html"
 .PHONY: docs
 
-# The results of benchmarks/; minutes to hours, never part of the tests.
+# Every program that benchmarks/README.md lists; a day, never part of the tests. ONLY="fsdp ddp" runs some, by their words.
 bench: build
-	$(BIN)/python benchmarks collectives
-	$(BIN)/python benchmarks convergence fsdp
-	$(BIN)/python benchmarks convergence ddp
-	$(BIN)/python benchmarks convergence diloco
-	$(BIN)/python benchmarks convergence aq
-	$(BIN)/python benchmarks convergence aq_replicas
-	$(BIN)/python benchmarks convergence seed_replay
-	$(BIN)/python benchmarks exit_aborts
+	$(BIN)/python benchmarks every $(ONLY)
 
 # The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.
 bench-codec: $(VENV)/.built

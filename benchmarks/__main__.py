@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAMS = {
     "convergence": (
         "convergence.cli",
-        "loss against bytes of fsdp, ddp, diloco, aq and seed_replay, next to exact training",
+        "loss against bytes of fsdp, ddp, diloco, pipelines and seed_replay, next to exact training",
     ),
     "pretrained": ("convergence.pretrained", "what fsdp and diloco cost a pretrained model on real text"),
     "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),
@@ -36,6 +36,7 @@ PROGRAMS = {
     "tcp_faults": ("faults.tcp.cli", "every fault of groups over transport tcp, and who is no rank; as root"),
     "tcp_cuts": ("faults.tcp_cuts", "what resets of connections cost ops over transport tcp; as root"),
     "exit_aborts": ("faults.exit_aborts", "trainings that abort or hang as their processes end"),
+    "every": ("every", "runs every program that README.md lists"),
     "pages": ("pages", "whether the figures of all pages are those of the results"),
 }
 _ROOT = Path(__file__).resolve().parents[1]
