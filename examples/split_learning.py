@@ -195,7 +195,7 @@ def train(args: argparse.Namespace, network: Network, how: str, batches: list[Te
     cuts = Cuts(1 - rank, args, how)
     result = Result({"exact": "exact", "codes": f"{args.forward}", "changes": f"changes in {args.forward}"}[how])
     before, start = sent_in_messages(), time.monotonic()
-    for rows in tqdm(batches, desc=result.label, disable=rank != CLIENT, mininterval=1):
+    for rows in tqdm(batches, desc=result.label, disable=None if rank == CLIENT else True, mininterval=1):
         if rank == SERVER:
             server_step(network, cuts, rows, args.device)
         else:

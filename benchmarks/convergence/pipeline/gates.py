@@ -10,6 +10,7 @@ from typing import Any
 from report import Gate
 
 from convergence import flattery
+from convergence.pipeline import tasks
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 # How a run's loss is taken: while it trained, by its own messages; of its trained weights, by exact messages.
@@ -166,8 +167,8 @@ def memory_gates(runs: Runs) -> list[Gate]:
 def changes_gates(runs: Runs) -> list[Gate]:
     """The largest |a - m| / |a| of an epoch from the second visit on.
 
-    Of all runs whose samples come back as they were, whose model was trained before, and whose m has 8 bits or more: fewer bits
-    make changes by themselves, and so does a model from scratch, whose first epochs change all of it.
+    Of all runs whose samples come back as they were, whose model was trained on text before, and whose m has 8 bits or more:
+    fewer bits make changes by themselves, and so does a model from scratch, or one that learns classes: first epochs change it.
     """
     ratios = [
         ratio
@@ -175,6 +176,7 @@ def changes_gates(runs: Runs) -> list[Gate]:
         for run in of_name
         if not run["configuration"].noise
         and run["configuration"].pretrain
+        and run["configuration"].task == tasks.TEXT
         and not name.endswith(("m in 2 bits", "m in gauss2"))
         for ratio in run["changes"]
         if ratio is not None

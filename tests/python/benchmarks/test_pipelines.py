@@ -1,14 +1,17 @@
 """The pipelines' benchmark: its bound on cases worked out by hand, and its quick form on a lab."""
 
 import collections
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 
+import model
 import pytest
+import torch
 from links import BENCHMARKS, ENV, expect_labs
-from pipelines import bound, cases, measure, shared_bound
+from pipelines import bound, cases, compute, measure, shared_bound
 
 
 def step(schedule, times, link, *, stages=2, micro_batches=2, ahead=0):
@@ -101,6 +104,28 @@ def test_a_link_is_what_its_lab_makes():
     link = measure.direction(setting)
     assert link.bytes_per_s == pytest.approx(100e6 / 8 * 1448 / 1514)
     assert (link.delay_s, link.burst_bytes) == (0.025, 16 << 10)
+
+
+def test_stages_sleep_or_compute():
+    sleeping, computing = compute.Sleep(8, 0.02, 0.04), compute.Block(model.Config(width=64, heads=2, context=4))
+    forward_s, backward_s = compute.alone(sleeping, torch.randn(2, 4, 8), last=False)
+    assert forward_s >= 0.02 and backward_s >= 0.04
+    assert min(compute.alone(computing, torch.randn(2, 4, 64), last=True)) > 0
+    for stage in (sleeping, computing):
+        compute.loss(stage(torch.randn(2, 4, 8 if stage is sleeping else 64)), None).backward()
+        before = [weight.detach().clone() for weight in stage.parameters()]
+        compute.move(stage, torch.Generator().manual_seed(0))
+        for weight, was in zip(stage.parameters(), before, strict=True):
+            assert weight.grad is None
+            assert 0.005 < (weight - was).norm() / was.norm() < 0.02
+
+
+def test_bytes_are_those_of_both_hosts():
+    setting = dataclasses.replace(cases.quick()[0], cases=cases.quick()[0].cases[:1])
+    ways = [{"seconds": [1.0], "message_bytes": size, "interface_bytes": 10 * size} for size in (5, 7)]
+    ranks = [{"rows": [way], "forward_s": 0.1, "backward_s": 0.2} for way in ways]
+    (row,) = measure.rows_of(setting, ranks, bound.Direction(1e6, 0))
+    assert (row.activation, row.gradient, row.sent) == (5, 7, 120)
 
 
 @pytest.mark.slow
