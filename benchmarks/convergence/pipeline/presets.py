@@ -98,7 +98,7 @@ FRESH = {
 }
 # The paper's other kind of task: which lines of Python's library are comments, of two classes.
 SENTENCES = {
-    f"{name}, sentences": dataclasses.replace(c, task=tasks.SENTENCES, samples=512, epochs=6)
+    f"{name}, sentences": dataclasses.replace(c, task=tasks.SENTENCES, samples=1024, epochs=4)
     for name, c in WAYS.items()
     if "minmax4" not in name
 }
