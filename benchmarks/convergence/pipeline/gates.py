@@ -28,7 +28,12 @@ MEMORY = 0.003  # of m in 8 bits to m in 16
 STAGES = (2, 4, 8)
 # Validation by exact messages over exact training's, of what README and the pages recommend.
 VALIDATION = 1.02
-RECOMMENDED = ("AQ gauss2/gauss4, fine-tuning", "AQ gauss4/gauss4, fine-tuning", "DirectQ gauss4/gauss4, fresh")
+RECOMMENDED = (
+    "AQ gauss2/gauss4, fine-tuning",
+    "AQ gauss4/gauss4, fine-tuning",
+    "DirectQ gauss4/gauss4, fresh",
+    "DirectQ gauss4/gauss4, width 576",
+)
 
 
 def gates(runs: Runs, *, quick: bool) -> list[Gate]:

@@ -41,6 +41,7 @@ class Configuration:
         point: Steps of a point of the curves; 0: an epoch's.
         validation: Windows or sentences.
         watched: Of them those that are evaluated at each point.
+        width: Of the decoder, which has two blocks then and heads of 64; 0: the benchmark's own.
     """
 
     codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,7 +61,13 @@ class Configuration:
     point: int = 0
     validation: int = 512
     watched: int = 128
+    width: int = 0
     seed: int = 0
+
+    @property
+    def sizes(self) -> model.Config:
+        """The decoder's."""
+        return model.Config(width=self.width, layers=2, heads=self.width // 64) if self.width else model.Config()
 
     @property
     def epoch_steps(self) -> int:
@@ -80,12 +87,12 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
     """
     first = configurations[0]
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=first.stages)
-    weights: dict[int, model.GPT] = {}
+    weights: dict[tuple[int, int], model.GPT] = {}
     runs = []
     for c in configurations:
-        if c.pretrain not in weights:
-            weights[c.pretrain] = pretrained(rank, c)
-        runs.append(Run(c, rank, copy.deepcopy(weights[c.pretrain])).result())
+        if (c.pretrain, c.width) not in weights:
+            weights[c.pretrain, c.width] = pretrained(rank, c)
+        runs.append(Run(c, rank, copy.deepcopy(weights[c.pretrain, c.width])).result())
     dist.destroy_process_group()
     return runs
 
@@ -93,7 +100,7 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
 def pretrained(rank: int, c: Configuration) -> model.GPT:
     """The whole model after `pretrain` steps on random windows, which rank 0 makes. Collective."""
     torch.manual_seed(c.seed)
-    gpt = model.GPT()
+    gpt = model.GPT(c.sizes)
     if rank == 0:
         optimizer = torch.optim.AdamW(gpt.parameters(), lr=PRETRAIN_LR, fused=True)
         corpus = text.load()
@@ -139,7 +146,7 @@ class Run:
                 start += time.monotonic() - stopped
                 lc.reset_stats()
         self.end()
-        result["elements"] = len(losses) * c.batch * CONTEXT * WIDTH  # of a boundary, in each direction
+        result["elements"] = len(losses) * c.batch * CONTEXT * c.sizes.width  # of a boundary, in each direction
         result["caches"] = self.rows()
         result["parameters"] = sum(parameter.numel() for parameter in self.module.parameters())
         result["cache_bytes"] = self.cache.bytes if self.cache else 0

@@ -24,6 +24,7 @@ from convergence.pipeline.presets import (
     STAGES,
     TWO_BITS,
     VARIANTS,
+    WIDE,
     shortened,
 )
 from convergence.pipeline.rank import Configuration
@@ -141,6 +142,7 @@ PARTS = {
     "claims": CLAIMS,
     "fine_tuning": FINE_TUNING,
     "fresh": FRESH,
+    "wide": WIDE,
     "sentences": SENTENCES,
     "variants": VARIANTS,
     "stages": STAGES,
