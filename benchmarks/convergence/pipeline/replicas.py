@@ -59,10 +59,10 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         `configurations` and `curves` for the JSON, and the gates.
     """
     print(
-        f"# {'':<41}{'':>4}{'loss (nats a byte)':^30}{'bits an element':>17}{'bits a':>11}{'MB':>8}{'':>8}{'|a-m| /':>9}"
+        f"# {'':<45}{'':>4}{'loss (nats a byte)':^30}{'bits an element':>17}{'bits a':>11}{'MB':>8}{'':>8}{'|a-m| /':>9}"
     )
     print(
-        f"# {'run':<41}{'seed':>4}{'training':>10}{'samples':>10}{'validation':>12}{'forward':>9}{'backward':>9}"
+        f"# {'run':<45}{'seed':>4}{'training':>10}{'samples':>10}{'validation':>12}{'forward':>9}{'backward':>9}"
         f"{'parameter':>11}{'sent':>8}{'coded':>8}{'|a|':>8}{'seconds':>9}"
     )
     presets = dict(itertools.islice(PRESETS.items(), 4)) if quick else PRESETS
@@ -123,7 +123,7 @@ def row(run: dict[str, Any]) -> str:
     """The row of a run."""
     ratio = run["changes"][-1]
     return (
-        f"  {run['name']:<41}{run['seed']:>4}{run['loss'][-1]:>10.4f}{run['samples']:>10.4f}{run['validation']:>12.4f}"
+        f"  {run['name']:<45}{run['seed']:>4}{run['loss'][-1]:>10.4f}{run['samples']:>10.4f}{run['validation']:>12.4f}"
         f"{run['forward_bits']:>9.3f}{run['backward_bits']:>9.3f}{run['replicas_bits']:>11.3f}{run['bytes'][-1] / 1e6:>8.1f}"
         f"{run['coded']:>8.4f}{'-' if ratio is None else f'{ratio:.3f}':>8}{run['seconds'][-1]:>9.1f}"
     )
