@@ -30,7 +30,7 @@ BOUNDS = WANTED | {
     # relay, store, exact ops, ops and messages that are given up, averages that stay in codes, outer copies on
     # the device, and loops for deltas came after the goal was set. Outer states that are handed over while training goes
     # on moved the bound of lines, which was 49,400.
-    "files of csrc": (1, 370),
+    "files of csrc": (1, 367),
     "lines of csrc": (1, 49_500),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
