@@ -106,12 +106,12 @@ test-python: build
 
 # The tree against a torch of each minor version: copies with environments of their own in build-torch/, some 6 GB each where
 # torch comes with CUDA. MINORS="2.14 2.15" or newest takes some; TIER=private tests only what uses private names of torch's,
-# and the examples; LIMIT is how many minutes a minor may take.
+# and the examples; LIMIT is how many minutes a minor may take. With OPTIONAL=1 a torch that cannot be installed is said, and no failure.
 MINORS ?=
 TIER ?= quick
 LIMIT ?= 180
 test-torch:
-	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/torch_minors.py --tier $(TIER) --limit $(LIMIT) $(MINORS)
+	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/torch_minors.py --tier $(TIER) --limit $(LIMIT) $(if $(OPTIONAL),--optional) $(MINORS)
 .PHONY: test-torch
 
 lint: $(VENV)/.lint

@@ -94,6 +94,12 @@ void bindPipeline(py::module_& m) {
       },
       py::arg("path"));
   m.def(
+      "slot_format",
+      [](uint64_t elements, uint64_t channels, const std::string& store, uint64_t unit) {
+        return translated([&] { return SlotFormat::parse(store, elements, channels, unit).name(); });
+      },
+      py::arg("elements"), py::arg("channels"), py::arg("store"), py::arg("unit"));
+  m.def(
       "check_slots", [](const std::string& store) { translated([&] { SlotFormat::check(store); }); }, py::arg("store"));
 
   py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")

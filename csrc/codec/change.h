@@ -37,7 +37,7 @@ void fetch(Elements x, uint64_t count);
 
 // One run's change against a memory, encoded as the memory is brought up to date: piece by piece from the first element
 // to the last, each of piece() elements or any multiple of them, the last one of what is left.
-inline constexpr uint64_t kChangePiece = 4096;  // of codecs without units
+inline constexpr uint64_t kChangePiece = 4096;  // and the largest bucket that a delta's step holds
 
 // Made for one payload; used under FloatEnv.
 class ChangeEncoder {

@@ -66,7 +66,7 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, uint32_t b
   if (spec.axis != Axis::flat) throw ValueError(name() + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
-  // The other forms have no buckets below 64; what is left of a unit for smaller ones is little.
+  // The other forms have no buckets below 64. Units of less, and what is left of others, take the reference's loops.
   const KernelTable& loops = bucket == kTensorBucket || bucket >= 64 ? table : *scalarKernels();
   if (family.book) {
     const auto rule = static_cast<size_t>(spec.id == CodecId::gauss ? CodebookRule::gauss : CodebookRule::levels);

@@ -1,7 +1,7 @@
 // A grid codec whose buckets and rotations begin anew at every unit (FORMAT.md, "Units"): what a receiver decodes of
 // one token or sample does not depend on any other, so that a model cannot learn to read it from there. A unit is cut
 // into parts, whole buckets first and then shorter ones. Each part of all units together is a tensor of its own, which
-// is coded as any other: a rotation of a block, a row of codes, then always belongs to few units, but never a scale.
+// is coded as any other, with buckets and rotations that end with the unit; only a block of codes may hold several.
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -27,14 +27,14 @@ constexpr uint64_t kLanes = 16;
 constexpr uint64_t kBlock = 512;
 constexpr uint64_t kCached = 1024;  // elements that are gathered at a time
 constexpr uint64_t kStep = 4096;    // or more of a step of a walk
+constexpr uint64_t kAhead = 768;    // as loops over grids prefetch
 constexpr int kPartsApart = 40;     // part i draws as a tensor does from its element i·2^40 on
 
-// A loop over a run of a unit asks for as many elements some way ahead. This asks for those that lie as far ahead of
-// what is left of the unit, `bytes` from `end` on, or they would come late, unit by unit.
-void fetchRest(const void* end, uint64_t bytes) {
-  constexpr uint64_t kAhead = 4 * 768;
-  for (uint64_t i = 0; i < bytes; i += 64)
-    __builtin_prefetch(static_cast<const char*>(end) + kAhead + i);
+// The loops over a run ask for as many elements kAhead further on. This asks for those that lie so far ahead of what is
+// left of the unit, `count` elements from x on, or they would come late, unit by unit.
+void fetchRest(Elements x, uint64_t count) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(x.data) + kAhead * itemBytes(x.dtype);
+  fetch({reinterpret_cast<const void*>(at), x.dtype}, count);
 }
 
 struct Part {
@@ -80,6 +80,15 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return bytes;
   }
 
+  void repair(void* x, DType dtype, uint64_t count) const override {
+    for (const Part& part : parts_) {
+      std::vector<float> values(count / spec().unit * part.size);
+      gather(values.data(), x, dtype, part, 0, values.size());
+      part.codec.repair(values.data(), DType::float32, values.size());
+      scatter(x, dtype, part, values.data(), 0, values.size());
+    }
+  }
+
   std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
                                                const Draws& draws) const override;
   std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
@@ -115,10 +124,10 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return std::max<uint64_t>(1, kStep / (least * spec().unit)) * least;
   }
 
-  // Goes through `count` elements, some units at a time, so that all parts of these are in the cache together. Of a
-  // part of whole blocks calls there(i, at, of, n) for each unit: n elements from the part's element `at` on are the
-  // tensor's from `of` on. Of others, and where not `direct`, gathered(i, at, n) for as many as kCached at a time, or a
-  // bucket. False, and no further, where one of these is false.
+  // Goes through `count` elements, some units at a time, so that all parts of short ones are in the cache together. Of
+  // a part of whole blocks calls there(i, at, of, n), unit by unit: n elements from the part's element `at` on are the
+  // tensor's from `of` on. Of others, and where not `direct`, gathered(i, at, n). n is at most kCached, or a bucket.
+  // False, and no further, where one of these is false.
   template <typename There, typename Gathered>
   bool walk(uint64_t count, bool direct, const There& there, const Gathered& gathered) const {
     const uint64_t unit = spec().unit, units = count / unit, step = unitsOfStep();
@@ -126,13 +135,16 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
       const uint64_t end = std::min(units, first + step);
       for (size_t i = 0; i < parts_.size(); ++i) {
         const Part& part = parts_[i];
+        const uint64_t most = std::max(kCached, part.codec.granularity());
         if (direct && part.size % kBlock == 0 && part.at + part.size <= unit) {
           for (uint64_t u = first; u < end; ++u) {
-            if (!there(i, u * part.size, u * unit + part.at, part.size)) return false;
+            for (uint64_t in = 0; in < part.size; in += most) {
+              const uint64_t n = std::min(most, part.size - in);
+              if (!there(i, u * part.size + in, u * unit + part.at + in, n)) return false;
+            }
           }
           continue;
         }
-        const uint64_t most = std::max(kCached, part.codec.granularity());
         for (uint64_t at = first * part.size; at < end * part.size; at += most) {
           if (!gathered(i, at, std::min(most, end * part.size - at))) return false;
         }
@@ -141,13 +153,14 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return true;
   }
 
-  // Memory for what is gathered, or for the rotation of a part of whole blocks.
-  std::vector<float> room() const {
-    uint64_t most = kCached;
-    for (const Part& part : parts_)
-      most = std::max({most, part.codec.granularity(), part.size});
-    return std::vector<float>(most);
+  // Elements of a unit behind those of part i, if its run ends before element `end` of the tensor; else 0.
+  uint64_t restBehind(size_t i, uint64_t end) const {
+    const uint64_t inside = end % spec().unit;
+    return inside == parts_[i].at + parts_[i].size ? spec().unit - inside : 0;
   }
+
+  // Memory for what `walk` takes at a time.
+  std::vector<float> room() const { return std::vector<float>(std::max(kCached, parts_.front().codec.granularity())); }
 
   // Calls use(at, of, run, there) for the runs of a part's elements [at, at + n): run elements, of which `there` are
   // the tensor's from its element `of` on, and the rest fills the unit up.
@@ -187,14 +200,15 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t, uint64_t count,
                    const PhiloxKey& key) const override {
     const Payloads payloads = cleared(dst, count);
-    std::vector<float> values = room(), rotated = room();
+    std::vector<float> values = room(), rotated = isRotated(spec()) ? room() : std::vector<float>();
     const auto encode = [&](size_t i, uint64_t at, const Piece& piece, uint64_t n) {
       return parts_[i].codec.encodeAt(payloads[i], at, piece, n, rotated.data(), key);
     };
     const auto there = [&](size_t i, uint64_t at, uint64_t of, uint64_t n) {
       const float* x = static_cast<const float*>(src) + of;
-      fetchRest(x + n, (spec().unit - n) * sizeof(float));
-      return encode(i, at, {x, x + 768}, n);
+      fetchRest({x + n, DType::float32}, restBehind(i, of + n));
+      const uintptr_t soon = reinterpret_cast<uintptr_t>(x) + kAhead * sizeof(float);
+      return encode(i, at, {x, reinterpret_cast<const void*>(soon)}, n);
     };
     const auto gathered = [&](size_t i, uint64_t at, uint64_t n) {
       gather(values.data(), src, dtype, parts_[i], at, n);
@@ -230,7 +244,7 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     const Payloads payloads = payloadsOf(src, count);
     std::vector<float> values = room();
     const auto there = [&](size_t i, uint64_t at, uint64_t of, uint64_t n) {
-      fetchRest(direct + of + n, (spec().unit - n) * sizeof(float));
+      fetchRest({direct + of + n, DType::float32}, restBehind(i, of + n));
       parts_[i].codec.decodeAt(direct + of, payloads[i], at, n);
       return true;
     };
@@ -295,8 +309,8 @@ class UnitChange final : public ChangeEncoder, public ChangeDecoder {
     const auto there = [&](size_t i, uint64_t, uint64_t of, uint64_t n) {
       const float* m = widened(table_, further(before, of), n, m_.data());
       float* to = wide ? static_cast<float*>(further(after, of).data) : m_.data();
-      fetchRest(x + of + n, (codec_.spec().unit - n) * sizeof(float));
-      fetchRest(further(before, of + n).data, (codec_.spec().unit - n) * itemBytes(before.dtype));
+      fetchRest({x + of + n, DType::float32}, codec_.restBehind(i, of + n));
+      fetchRest(further(before, of + n), codec_.restBehind(i, of + n));
       if (!use(i, x + of, const_cast<float*>(x) + of, m, to, n)) return false;
       if (!wide) keep(table_, further(after, of), to, n);
       return true;

@@ -15,7 +15,7 @@ from torch_lowcomm.pipeline.cache import Cache, Slot
 from torch_lowcomm.pipeline.comparison import compare
 from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
-from torch_lowcomm.pipeline.units import expect_unit, unit_of
+from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -160,8 +160,8 @@ class Boundary:
             raise ValueError(
                 f"{self.name_of(place)}: expected at most {most} tensors at a boundary, {CHUNKS} micro-batches"
             )
-        if tensor.dtype not in _CODED or (tensor.dim() < 2 and self._unit != "message"):
-            codec, samples = "", None  # a unit of one element has no code shorter than itself
+        if tensor.dtype not in _CODED or not self._is_coded(codec, tensor, place):
+            codec, samples = "", None
         memory = None
         if samples is not None and self._cache is not None:
             if tensor.dim() == 0 or tensor.shape[0] != len(samples):
@@ -198,6 +198,13 @@ class Boundary:
                 overflow=overflow,
             )
         return self._channels[key], memory, samples or []
+
+    def _is_coded(self, codec: str, tensor: torch.Tensor, place: Place) -> bool:
+        """Whether codes are shorter than the tensor: those of units of a few elements are not, so these travel exact."""
+        if self._unit == "message" or not codec:
+            return True
+        unit = unit_of(codec, tensor.shape, self._unit, activations=not place.gradients)
+        return tensor.dim() >= 2 and is_shorter(codec, unit, tensor.element_size())
 
     def _answer(self, place: Place) -> str:
         """Whether a gradient answers an activation. A stage knows; the ends of an edge compare it."""

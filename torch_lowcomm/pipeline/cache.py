@@ -119,9 +119,9 @@ class Cache:
             unit: Elements that the store codes without regard to the others; 0: all together.
 
         Raises:
-            ValueError: There is one of another size, or the store's codec does not take such a tensor.
+            ValueError: There is one of another size or unit, or the store's codec does not take such a tensor.
         """
-        memory = self._memories.get(slot)
+        memory, where = self._memories.get(slot), "" if self._folder is None else f" (in {self._folder})"
         if memory is None:
             file = "" if self._folder is None else str(self._folder / f"{slot}.slots")
             memory = self._memories[slot] = _C.SampleMemory(
@@ -136,9 +136,15 @@ class Cache:
             )
             self._shapes[slot] = channels, unit
         elif memory.elements != elements:
-            where = "" if self._folder is None else f" (in {self._folder})"
             raise ValueError(
                 f"cache: boundary {slot}: expected {memory.elements} elements a sample, as it has{where}, got {elements}"
+            )
+        elif self._shapes[slot] != (channels, unit) and memory.format != _C.slot_format(
+            elements, channels, self._store, unit
+        ):
+            raise ValueError(
+                f"cache: boundary {slot}: expected slots in {memory.format}, as it has{where}, got "
+                f"{_C.slot_format(elements, channels, self._store, unit)}: begin with an empty cache"
             )
         return memory
 
@@ -341,6 +347,10 @@ class Cache:
         store, folder, digest, entries = state[_rank_key()]
         if store != self._store:
             raise ValueError(f"cache: expected a state of store {self._store!r}, got {store!r}")
+        if old := next((name for name, entry in entries.items() if "shape" not in entry), None):
+            raise ValueError(
+                f"cache: boundary {old}: expected a state with the shape of its slots, got one of an older version"
+            )
         self.loads += 1
         if not entries:
             mine = self.state_dict()[_rank_key()][2] if folder else digest

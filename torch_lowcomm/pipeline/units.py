@@ -6,6 +6,7 @@ model would learn to read them: its training loss would fall below that of exact
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -38,16 +39,42 @@ def unit_of(codec: str, shape: Sequence[int], unit: str | None, *, activations: 
         0 where the whole tensor is one unit.
 
     Raises:
-        ValueError: The codec makes every element of activations [batch, time, width] depend on all others, and `unit` is not
-            "message".
+        ValueError: The codec makes every element of activations depend on all others, where they are [batch, time, width] or a
+            unit was asked for, other than "message".
     """
     if not codec or unit == "message" or len(shape) < 2:
         return 0
     if what := _C.ties_all(codec):
-        if activations and len(shape) == 3:
+        if activations and (len(shape) == 3 or unit is not None):
             raise ValueError(
                 f"codec {codec!r}: expected one whose scales belong to a token of activations [batch, time, width], got {what}: "
                 f'a decoded token would tell of later ones, which a causal model learns to read; unit="message" allows it'
             )
         return 0
     return shape[-1] if unit == "token" or (unit is None and len(shape) == 3) else math.prod(shape[1:])
+
+
+def is_shorter(codec: str, elements: int, itemsize: int) -> bool:
+    """Whether coded units take fewer bytes than exact ones: of a few elements they do not, for a unit is filled up to 16.
+
+    Args:
+        codec: The message's codec.
+        elements: Of a unit; 0: whole messages, which are coded whatever their size.
+        itemsize: Bytes of an element.
+    """
+    return elements == 0 or elements >= _LARGE or _coded(codec, elements) < _MANY * elements * itemsize
+
+
+_LARGE, _MANY = (
+    64,
+    64,
+)  # elements of units that any codec makes shorter; units over which what fills a payload up is nothing
+
+
+@functools.cache
+def _coded(codec: str, elements: int) -> int:
+    """Bytes of many units."""
+    whole = _C.Codec(codec)
+    if whole.spec.split(":")[0] in ("none", "fp16", "bf16", "fp8e4m3", "logbyte", "log9"):
+        return whole.encoded_bytes(_MANY * elements)
+    return _C.Codec(f"{codec}{',' if ':' in codec else ':'}unit={elements}").encoded_bytes(_MANY * elements)

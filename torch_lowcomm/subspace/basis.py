@@ -162,7 +162,7 @@ class Basis(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Takes the version of a loaded state; a model compares its free blocks before (`states.expect_free_blocks`)."""
-        self.version = int(state[0])
+        self.version = int(state.flatten()[0])
         self._forget()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -172,10 +172,11 @@ class SubspaceOptimizer(torch.optim.Optimizer):
             ValueError: The state is of other parameters, or of a decoder with another number of free blocks. Nothing has changed.
         """
         for group, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            if group.get("free_blocks", own["free_blocks"]) != own["free_blocks"]:
+            free = group.get("free_blocks", 0)  # states from before there were free blocks
+            if free != own["free_blocks"]:
                 raise ValueError(
                     f"SubspaceAdamW: free_blocks: expected the state of a decoder with free_blocks={own['free_blocks']}, got one "
-                    f"with free_blocks={group['free_blocks']}, whose last blocks have other moments"
+                    f"with free_blocks={free}, whose last blocks have other moments"
                 )
         before = super().state_dict()["param_groups"]
         names = [group.get("param_names") for group in self.param_groups]

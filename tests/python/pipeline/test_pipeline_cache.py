@@ -206,7 +206,7 @@ def _checkpointed(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     _steps(r, cache, 2)
-    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH)
+    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH, case.WIDTH)
     if r.rank == 1:
         for sample in range(5):
             memory.forget(sample)

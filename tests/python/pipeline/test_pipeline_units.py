@@ -192,3 +192,67 @@ def _under_a_policy(r):
 
 def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
     pair(_under_a_policy)
+
+
+def test_a_cache_of_another_unit_is_refused(tmp_path):
+    slot = lc.pipeline.cache.Slot(0, 0, True)
+    cache = lc.pipeline.Cache(store="sym8:bucket=128", folder=tmp_path)
+    cache.memory(slot, 4 * 576, 576).restore(
+        7, 1, torch.zeros(cache.memory(slot, 4 * 576, 576).slot_bytes, dtype=torch.uint8)
+    )
+    with pytest.raises(
+        ValueError, match="expected slots in sym8:bucket=128, as it has .*unit=576: begin with an empty cache"
+    ):
+        cache.memory(slot, 4 * 576, 576, 576)
+    cache.close()
+    again = lc.pipeline.Cache(store="sym8:bucket=128", folder=tmp_path)
+    with pytest.raises(ValueError, match="expected slots in sym8:bucket=128"):
+        again.memory(slot, 4 * 576, 576, 576)
+    again.close()
+
+
+def test_an_older_state_of_a_cache_is_refused_whole():
+    cache = lc.pipeline.Cache(state=True, store="fp32")
+    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, True), 4, 4)
+    memory.restore(7, 1, torch.zeros(16, dtype=torch.uint8))
+    state = cache.state_dict()
+    for entry in state["rank0"][3].values():
+        entry["channels"] = entry.pop("shape")[0]
+    with pytest.raises(ValueError, match="expected a state with the shape of its slots"):
+        cache.load_state_dict(state)
+    assert memory.version(7) == 1
+
+
+@pytest.mark.parametrize(("unit", "ndim"), [("token", 4), ("sample", 4), ("token", 2)])
+def test_a_unit_that_is_asked_for_is_not_left_out(unit, ndim):
+    with pytest.raises(ValueError, match="expected one whose scales belong to a token"):
+        unit_of("sym4:axis=channel", (2, 8, 4, 16)[:ndim], unit, activations=True)
+
+
+@pytest.mark.parametrize("codec", ["minmax4:bucket=64", "gauss4", "minmax8:bucket=128"])
+def test_units_whose_codes_are_longer_travel_exact(codec):
+    for elements in range(1, 65):
+        coded = _C.Codec(f"{codec}{',' if ':' in codec else ':'}unit={elements}").encoded_bytes(6400 * elements)
+        for itemsize in (2, 4):
+            shorter = lc.pipeline.units.is_shorter(codec, elements, itemsize)
+            assert not shorter or coded <= 6400 * elements * itemsize, (elements, itemsize)
+    assert not lc.pipeline.units.is_shorter(codec, 1, 4)
+    assert lc.pipeline.units.is_shorter(codec, 16, 4)
+
+
+def _a_mask_crosses(r):
+    r.init("lowcomm")
+    edge = lc.pipeline.Edge(1 - r.rank, forward="gauss4")
+    x, mask = torch.randn(2, 9, 48), torch.rand(2, 9, 1, generator=torch.Generator().manual_seed(1))
+    if r.rank == 0:
+        edge.send((x, mask)).backward()
+    else:
+        got, got_mask = edge.recv((torch.empty_like(x), torch.empty_like(mask)))
+        assert torch.equal(got_mask, mask)
+        (got.sum() + got_mask.sum()).backward()
+    edge.finish()
+    dist.destroy_process_group()
+
+
+def test_a_number_a_token_travels_exact(pair):
+    pair(_a_mask_crosses)
