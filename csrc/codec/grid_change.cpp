@@ -27,9 +27,6 @@ GridDelta::GridDelta(const GridCodec& codec, std::byte* payload, uint64_t first,
   advance_ = codec.table().codebooks->advance[codec.spec().bits - 1];
 }
 
-GridDelta::GridDelta(const GridCodec& codec, const std::byte* payload, uint64_t count)
-    : GridDelta(codec, const_cast<std::byte*>(payload), 0, count, Draws{}) {}
-
 uint64_t GridDelta::step() const {
   return std::max<uint64_t>(change_ ? kBlock : kCached, form_.bucket);
 }
@@ -154,7 +151,7 @@ std::unique_ptr<ChangeDecoder> GridCodec::changeDecoder(std::span<const std::byt
   if (spec().bucket == kTensorBucket || spec().bucket > kChangePiece) return nullptr;
   checkRun(DType::float32, first);
   checkPayload(src, count);
-  return std::make_unique<GridChange>(*this, GridDelta(*this, src.data(), count));
+  return std::make_unique<GridChange>(*this, GridDelta(*this, const_cast<std::byte*>(src.data()), 0, count, {}));
 }
 
 }  // namespace lowcomm

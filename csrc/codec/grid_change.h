@@ -13,9 +13,8 @@ namespace lowcomm {
 // `payload` outlive it.
 class GridDelta {
  public:
-  // `payload`: of `count` elements. An encoder writes to it.
+  // `payload`: of `count` elements. An encoder writes to it, a decoder only reads.
   GridDelta(const GridCodec& codec, std::byte* payload, uint64_t first, uint64_t count, const Draws& draws);
-  GridDelta(const GridCodec& codec, const std::byte* payload, uint64_t count);
 
   // The next n elements, a multiple of the codec's granularity unless they are the last ones; `after` may be m. False
   // when an element is refused: `after` is then without meaning from there on, but in place m is as it was.
