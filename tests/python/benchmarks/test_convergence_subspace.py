@@ -14,7 +14,8 @@ def test_convergence_quick(tmp_path):
     free, constrained, coded = (runs[name] for name in ("free", "constrained, 32", "constrained, 32 in 8 bits"))
     assert 4 * 64 <= free["token_bytes"] < 4 * 64 * 1.01, "all numbers, and the frames"
     assert 4 * 8 <= constrained["token_bytes"] < 4 * 8 * 1.02, "and the frames of short messages"
-    assert coded["token_bytes"] < constrained["token_bytes"] / 3
+    # A token's own scale takes 8 bytes, and its 8 coefficients are filled up to 16: of more of them it is a quarter.
+    assert coded["token_bytes"] < 0.8 * constrained["token_bytes"]
     assert runs["1 bit of all"]["token_bytes"] == 64 / 8 + 4
     assert constrained["down_rank"] < 8 < free["down_rank"], "the subspace has 8 dimensions"
     assert constrained["loss"][-1] < constrained["loss"][0]
