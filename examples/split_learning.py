@@ -155,7 +155,11 @@ class Cuts:
     def __init__(self, peer: int, args: argparse.Namespace, how: str) -> None:
         self.coded, self.remembers = how != "exact", how == "changes"
         channel = 2 * ("exact", "codes", "changes").index(how)
-        codecs = {"forward": args.forward, "backward": args.backward, "first": FIRST} if self.coded else {}
+        codecs = (
+            {"forward": args.forward, "backward": args.backward, "first": FIRST, "unit": CODES["unit"]}
+            if self.coded
+            else {}
+        )
         self.up, self.down = (
             lc.pipeline.Edge(peer, channel + i, cache=lc.pipeline.Cache() if self.remembers else None, **codecs)
             for i in range(2)
