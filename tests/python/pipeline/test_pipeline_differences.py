@@ -120,6 +120,7 @@ def _another_batch(r):
     dist.destroy_process_group()
 
 
+@case.TELLS_SHAPES
 def test_a_batch_of_another_size_on_one_side_is_named_on_both(pair):
     pair(_another_batch)
 

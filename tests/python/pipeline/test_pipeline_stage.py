@@ -360,7 +360,7 @@ def _several(r, coded):
     dist.destroy_process_group()
 
 
-@case.NOT_OLDEST
+@case.INTEGERS_TOO
 @pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
 def test_several_tensors_at_a_boundary(pair, coded):
     pair(_several, coded)

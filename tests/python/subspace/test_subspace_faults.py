@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import stages_case
 import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
@@ -62,6 +63,7 @@ def _in_the_first_step(r, wrong, expected):
     dist.destroy_process_group()
 
 
+@stages_case.TELLS_SHAPES
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
@@ -77,6 +79,7 @@ def test_ids_that_will_not_do_in_the_first_step(pair, wrong, expected):
     pair(_in_the_first_step, wrong, expected)
 
 
+@stages_case.TELLS_SHAPES
 def test_ids_that_are_missing_in_the_first_step_of_four_stages(quad):
     quad(_in_the_first_step, _missing, "stage 1 of 4: expected ids=, the tokens of the micro-batch")
 
