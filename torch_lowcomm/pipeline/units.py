@@ -65,10 +65,8 @@ def is_shorter(codec: str, elements: int, itemsize: int) -> bool:
     return elements == 0 or elements >= _LARGE or _coded(codec, elements) < _MANY * elements * itemsize
 
 
-_LARGE, _MANY = (
-    64,
-    64,
-)  # elements of units that any codec makes shorter; units over which what fills a payload up is nothing
+_LARGE = 64  # elements of units that any codec makes shorter
+_MANY = 64  # units over which what fills a payload up is nothing
 
 
 @functools.cache

@@ -35,7 +35,11 @@ def test_every_program_is_listed_and_every_listed_one_is_there():
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_bench_runs_them():
     told = subprocess.run(
-        ["make", "-n", "bench", "ONLY=aq"], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=True
+        ["make", "-n", "--no-print-directory", "bench", "ONLY=aq"],
+        cwd=BENCHMARKS.parent,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert told.stdout.rstrip().endswith("python benchmarks every aq")
     targets = [command.split()[1] for command in every.commands() if command.startswith("make ")]

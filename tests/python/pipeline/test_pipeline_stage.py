@@ -334,7 +334,12 @@ def _several(r, coded):
         first[0].weight.copy_(torch.eye(case.WIDTH))
         first[0].bias.zero_()
     cache = lc.pipeline.Cache() if coded else None
-    options = {"cache": cache, "forward": "sym8:bucket=128", "backward": "sym8:bucket=128"} if coded else {}
+    coding = {
+        "forward": "sym8:bucket=128",
+        "backward": "sym8:bucket=128",
+        "unit": "message",
+    }  # units of 3 would be exact
+    options = {"cache": cache, **coding} if coded else {}
     stage = lc.pipeline.Stage(first if r.rank == 0 else _Last(), r.rank, 2, torch.device("cpu"), **options)
     schedule = ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
     visits = 3 if coded else 1
