@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import filecmp
 import os
 import re
 import runpy
@@ -37,7 +38,17 @@ EXAMPLES = (
     "examples/test_example_pipeline.py::test_example_trains",
     "examples/test_example_subspace.py::test_example_trains",
 )
-TIERS = {"quick": ("",), "private": PRIVATE}
+# Of these, those that drive torch's FSDP2, its stages and schedules from end to end: minutes, for every change.
+ADAPTERS = (
+    *(f"fsdp/test_fsdp{name}.py" for name in ("", "1", "_adapter", "_dtypes", "_hsdp", "_mistakes", "_overlap")),
+    *(
+        f"pipeline/test_pipeline_{name}.py"
+        for name in ("differences", "edge", "schedule", "shapes", "stage", "torch_names")
+    ),
+    *(f"subspace/test_subspace_{name}.py" for name in ("cut", "families", "pipeline")),
+    *PRIVATE[-2:],
+)
+TIERS = {"quick": ("",), "private": PRIVATE, "adapters": ADAPTERS}
 # pip may have been given constraints that keep torch below a version: here each minor is asked for by its number.
 ENVIRONMENT = {"PIP_CONSTRAINT": os.devnull, "LOWCOMM_CUDA": "off", "PYTHONUNBUFFERED": "1"}
 
@@ -168,13 +179,10 @@ def copy_tree(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in sorted(files):
         here, there = ROOT / name, folder / name
-        if there.exists() and (there.stat().st_mtime, there.stat().st_size) == (
-            here.stat().st_mtime,
-            here.stat().st_size,
-        ):
+        if there.exists() and filecmp.cmp(here, there, shallow=False):
             continue
         there.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(here, there)
+        shutil.copy(here, there)  # with a time of its own: what was built of an older file is built again
     record.write_text("\0".join(sorted(files)))
 
 
@@ -182,7 +190,12 @@ def main() -> int:
     """Runs all minors one after another; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("minors", nargs="*", metavar="MINOR", help="for example 2.15; newest; default: all")
-    parser.add_argument("--tier", choices=TIERS, default="quick", help="all quick tests, or those of private names")
+    parser.add_argument(
+        "--tier",
+        choices=TIERS,
+        default="quick",
+        help="all quick tests, those of private names, or a few of each adapter",
+    )
     parser.add_argument("--limit", type=float, default=180.0, help="minutes that a minor may take")
     parser.add_argument(
         "--optional", action="store_true", help="a torch that cannot be installed is said, and no failure"
