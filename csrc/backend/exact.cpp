@@ -97,6 +97,22 @@ HostReduction hostReduction(GroupParts& parts, const Tensors& tensors, const c10
   return {c10d::ReduceOp(c10d::ReduceOp::SUM), factor};
 }
 
+// `kCall` of the inner backend on all of `tensors`.
+template <auto kCall, class Options>
+WorkPtr allReduced(GroupParts& parts, c10d::OpType type, Tensors& tensors, const Options& opts) {
+  Contiguous dense("all_reduce");
+  Tensors used = dense.outputs(tensors);
+  const HostReduction reduction = hostReduction(parts, used, opts.reduceOp);
+  return parts.inner.issue(
+      {type, "all_reduce", used, tensors,
+       parts.inner.describe("all_reduce", tensors, {{"reduce op", reduceOpName(opts.reduceOp)}}), dense.finish()},
+      [used, changed = opts, reduction](c10d::Backend& inner) mutable {
+        reduction.multiply(used);
+        changed.reduceOp = reduction.op;
+        return (inner.*kCall)(used, changed);
+      });
+}
+
 }  // namespace
 
 WorkPtr exactBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -110,17 +126,7 @@ WorkPtr exactBroadcast(GroupParts& parts, Tensors& tensors, const c10d::Broadcas
 }
 
 WorkPtr exactAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  Contiguous dense("all_reduce");
-  Tensors used = dense.outputs(tensors);
-  const HostReduction reduction = hostReduction(parts, used, opts.reduceOp);
-  return parts.inner.issue(
-      {c10d::OpType::ALLREDUCE, "all_reduce", used, tensors,
-       parts.inner.describe("all_reduce", tensors, {{"reduce op", reduceOpName(opts.reduceOp)}}), dense.finish()},
-      [used, changed = opts, reduction](c10d::Backend& inner) mutable {
-        reduction.multiply(used);
-        changed.reduceOp = reduction.op;
-        return inner.allreduce(used, changed);
-      });
+  return allReduced<&c10d::Backend::allreduce>(parts, c10d::OpType::ALLREDUCE, tensors, opts);
 }
 
 WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -130,17 +136,7 @@ WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::Al
 }
 
 WorkPtr exactAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  Contiguous dense("all_reduce");
-  Tensors used = dense.outputs(tensors);
-  const HostReduction reduction = hostReduction(parts, used, opts.reduceOp);
-  return parts.inner.issue(
-      {c10d::OpType::ALLREDUCE_COALESCED, "all_reduce", used, tensors,
-       parts.inner.describe("all_reduce", tensors, {{"reduce op", reduceOpName(opts.reduceOp)}}), dense.finish()},
-      [used, changed = opts, reduction](c10d::Backend& inner) mutable {
-        reduction.multiply(used);
-        changed.reduceOp = reduction.op;
-        return inner.allreduce_coalesced(used, changed);
-      });
+  return allReduced<&c10d::Backend::allreduce_coalesced>(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts);
 }
 
 WorkPtr exactReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -242,69 +238,54 @@ Tensors asReal(const Tensors& tensors, const c10d::ReduceOp& op) {
   return real;
 }
 
-std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
-  Reduction reduction;
+namespace {
+
+// What an op does with two elements; of the three sums' factors it does not tell.
+std::optional<ReduceKind> kindOf(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
-      break;
     case c10d::ReduceOp::AVG:
-      reduction.average = true;
-      break;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      const std::optional<double> factor = premultiplyFactor(op);
-      if (!factor || !at::isFloatingType(type)) return std::nullopt;
-      reduction.premultiplied = true;
-      reduction.premultiply = *factor;
-      break;
-    }
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::sum;
     case c10d::ReduceOp::PRODUCT:
-      reduction.kind = ReduceKind::product;
-      break;
+      return ReduceKind::product;
     case c10d::ReduceOp::MIN:
-      reduction.kind = ReduceKind::min;
-      break;
+      return ReduceKind::min;
     case c10d::ReduceOp::MAX:
-      reduction.kind = ReduceKind::max;
-      break;
+      return ReduceKind::max;
     case c10d::ReduceOp::BAND:
-      reduction.kind = ReduceKind::bit_and;
-      break;
+      return ReduceKind::bit_and;
     case c10d::ReduceOp::BOR:
-      reduction.kind = ReduceKind::bit_or;
-      break;
+      return ReduceKind::bit_or;
     case c10d::ReduceOp::BXOR:
-      reduction.kind = ReduceKind::bit_xor;
-      break;
+      return ReduceKind::bit_xor;
     default:
       return std::nullopt;
   }
-  if (!reduceSupports(wireType(type), reduction.kind)) return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
+  const std::optional<ReduceKind> kind = kindOf(op);
+  if (!kind || !reduceSupports(wireType(type), *kind)) return std::nullopt;
+  Reduction reduction;
+  reduction.kind = *kind;
+  reduction.average = op.op_ == c10d::ReduceOp::AVG;
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
+    const std::optional<double> factor = premultiplyFactor(op);
+    if (!factor || !at::isFloatingType(type)) return std::nullopt;
+    reduction.premultiplied = true;
+    reduction.premultiply = *factor;
+  }
   return reduction;
 }
 
 const char* reduceOpName(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return "sum";
-    case c10d::ReduceOp::AVG:
-      return "avg";
-    case c10d::ReduceOp::PREMUL_SUM:
-      return "premul_sum";
-    case c10d::ReduceOp::PRODUCT:
-      return reduceName(ReduceKind::product);
-    case c10d::ReduceOp::MIN:
-      return reduceName(ReduceKind::min);
-    case c10d::ReduceOp::MAX:
-      return reduceName(ReduceKind::max);
-    case c10d::ReduceOp::BAND:
-      return reduceName(ReduceKind::bit_and);
-    case c10d::ReduceOp::BOR:
-      return reduceName(ReduceKind::bit_or);
-    case c10d::ReduceOp::BXOR:
-      return reduceName(ReduceKind::bit_xor);
-    default:
-      return "another";
-  }
+  if (op.op_ == c10d::ReduceOp::AVG) return "avg";
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return "premul_sum";
+  const std::optional<ReduceKind> kind = kindOf(op);
+  return kind ? reduceName(*kind) : "another";
 }
 
 }  // namespace lowcomm

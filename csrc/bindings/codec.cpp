@@ -20,6 +20,16 @@ namespace {
 using Channels = BoundCodec::Channels;
 using Given = BoundCodec::Given;
 
+// A method that draws, with a level table or none, for Python.
+auto drawing(at::Tensor (BoundCodec::*method)(const at::Tensor&, const Draws&, const Given&) const) {
+  return [method](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
+                  const Given& table, const Given& out) {
+    py::gil_scoped_release released;
+    return asPythonErrors(
+        [&] { return (self.with(table).*method)(x, {seed, stream, static_cast<uint32_t>(step)}, out); });
+  };
+}
+
 constexpr const char* kClassDoc =
     R"(Turns tensors into the bytes that travel, and back. Made by :func:`torch_lowcomm.codec`.
 
@@ -162,16 +172,8 @@ void bindCodec(py::module_& m) {
              return asPythonErrors([&] { return std::make_unique<BoundCodec>(spec); });
            }),
            py::arg("spec"))
-      .def(
-          "encode",
-          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
-             const Given& table, const Given& out) {
-            py::gil_scoped_release released;
-            return asPythonErrors(
-                [&] { return self.with(table).encode(x, {seed, stream, static_cast<uint32_t>(step)}, out); });
-          },
-          kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0,
-          py::arg("table") = py::none(), py::arg("out") = py::none())
+      .def("encode", drawing(&BoundCodec::encode), kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0,
+           py::arg("stream") = 0, py::arg("step") = 0, py::arg("table") = py::none(), py::arg("out") = py::none())
       .def(
           "decode",
           [](const BoundCodec& self, const at::Tensor& payload, int64_t numel, const Channels& channels,
@@ -181,16 +183,9 @@ void bindCodec(py::module_& m) {
           },
           kDecodeDoc, py::arg("payload"), py::arg("numel"), py::kw_only(), py::arg("channels") = py::none(),
           py::arg("dtype") = py::none(), py::arg("table") = py::none(), py::arg("out") = py::none())
-      .def(
-          "roundtrip",
-          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
-             const Given& table, const Given& out) {
-            py::gil_scoped_release released;
-            return asPythonErrors(
-                [&] { return self.with(table).roundtrip(x, {seed, stream, static_cast<uint32_t>(step)}, out); });
-          },
-          kRoundtripDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0,
-          py::arg("table") = py::none(), py::arg("out") = py::none())
+      .def("roundtrip", drawing(&BoundCodec::roundtrip), kRoundtripDoc, py::arg("x"), py::kw_only(),
+           py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0, py::arg("table") = py::none(),
+           py::arg("out") = py::none())
       .def(
           "encoded_bytes",
           [](const BoundCodec& self, int64_t numel, at::ScalarType dtype, const Channels& channels) {

@@ -20,9 +20,6 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 
 namespace {
 
-constexpr uint64_t kBlock = 512;
-constexpr uint64_t kLanes = 16;
-
 // 16-bit elements are converted, and any rotated, this many at a time, or a bucket where that is more: it stays in the
 // cache, and a bucket's statistics see all of it, so the bytes are those of converting everything first.
 constexpr uint64_t kPiece = 1024;
@@ -32,7 +29,7 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
 }
 
 constexpr uint64_t wholeBlocks(uint64_t count) {
-  return (count + kBlock - 1) / kBlock * kBlock;
+  return (count + kCodeBlock - 1) / kCodeBlock * kCodeBlock;
 }
 
 // Zeros the padding between a payload's metadata and its codes. Returns where the codes begin.
@@ -44,8 +41,8 @@ std::byte* clearedPadding(std::span<std::byte> payload, size_t meta) {
 // Lanes from `held` on of a rotated block held no element: the first one's values, for they must not count among a
 // bucket's smallest and largest. Their codes are cleared afterwards.
 void fillLanes(float* block, uint64_t held) {
-  for (uint64_t row = 0; row < kBlock; row += kLanes)
-    std::fill(block + row + held, block + row + kLanes, block[row]);
+  for (uint64_t row = 0; row < kCodeBlock; row += kCodeLanes)
+    std::fill(block + row + held, block + row + kCodeLanes, block[row]);
 }
 
 void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
@@ -55,19 +52,18 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 
 }  // namespace
 
-GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table) : GridCodec(spec, table, spec.bucket) {}
-
-GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, uint32_t bucket)
+GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, std::optional<uint32_t> part)
     : FloatCodec(spec, table),
-      bucket_(bucket),
-      rows_(std::min(kAllRows, std::countr_zero(bucket | kBlock) - 4)),
+      bucket_(part.value_or(spec.bucket)),
+      rows_(std::min(kAllRows, std::countr_zero(bucket_ | kCodeBlock) - 4)),
+      turned_(part.has_value()),
       form_(gridForm(spec)),
       scales_(spec) {
   if (spec.axis != Axis::flat) throw ValueError(name() + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
   // The other forms have no buckets below 64. Units of less, and what is left of others, take the reference's loops.
-  const KernelTable& loops = bucket == kTensorBucket || bucket >= 64 ? table : *scalarKernels();
+  const KernelTable& loops = bucket_ == kTensorBucket || bucket_ >= 64 ? table : *scalarKernels();
   if (family.book) {
     const auto rule = static_cast<size_t>(spec.id == CodecId::gauss ? CodebookRule::gauss : CodebookRule::levels);
     encode_ = loops.codebooks->encode[width][rule];
@@ -98,7 +94,7 @@ std::shared_ptr<const Codec> GridCodec::with(const LevelTable& levels) const {
 }
 
 uint64_t GridCodec::granularity() const {
-  return bucket_ == kTensorBucket ? kUncut : std::max<uint64_t>(kBlock, bucket_);
+  return bucket_ == kTensorBucket ? kUncut : std::max<uint64_t>(kCodeBlock, bucket_);
 }
 
 // One bucket for a whole tensor (bucket=tensor) is a bucket that the tensor is no longer than.
@@ -162,7 +158,7 @@ bool GridCodec::encodeTaken(std::span<std::byte> dst, const void* src, DType dty
       return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) { return Piece{x + at, x + at + n}; });
     }
     std::byte* words = clearedPadding(dst, metaBytes(count));
-    return encode_(dst.data(), words, x, count, formOf(count), first / kBlock, key);
+    return encode_(dst.data(), words, x, count, formOf(count), first / kCodeBlock, key);
   }
   const auto* x = static_cast<const uint16_t*>(src);
   const auto scratch = std::make_unique_for_overwrite<float[]>(pieceOf(bucketOf(count), codes(count)));
@@ -203,22 +199,22 @@ bool GridCodec::encodeAt(const Payload& payload, uint64_t at, const Piece& made,
                          const PhiloxKey& key) const {
   GridForm form = formOf(payload.count);
   form.soon = made.soon;
-  const uint64_t block = (payload.first + at) / kBlock;
+  const uint64_t block = (payload.first + at) / kCodeBlock;
   std::byte* meta = payload.bytes + metaBytes(at);
   std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
   if (!isRotated(spec())) return encode_(meta, words, made.x, n, form, block, key);
-  return rotate()(rotated, made.x, n) && encodeRotated(meta, words, rotated, n, form, block, key);
+  return rotate()(rotated, made.x, n, turns(at)) && encodeRotated(meta, words, rotated, n, form, block, key);
 }
 
 // x: the rotated blocks of `count` elements, the last ones of the run where that is no multiple of a block.
 bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, GridForm form,
                               uint64_t block, const PhiloxKey& key) const {
-  const uint64_t all = codes(count), held = count % kBlock;
-  if (held == 0 || held >= kLanes) return encode_(meta, words, x, all, form, block, key);
-  form.absent = kBlock / kLanes * (kLanes - held);
-  if (scales_.numbers == 2) fillLanes(x + all - kBlock, held);
+  const uint64_t all = codes(count), held = count % kCodeBlock;
+  if (held == 0 || held >= kCodeLanes) return encode_(meta, words, x, all, form, block, key);
+  form.absent = kCodeBlock / kCodeLanes * (kCodeLanes - held);
+  if (scales_.numbers == 2) fillLanes(x + all - kCodeBlock, held);
   if (!encode_(meta, words, x, all, form, block, key)) return false;
-  clearLanes(words + wordBytes(all - kBlock), wordBytes(kBlock), held);
+  clearLanes(words + wordBytes(all - kCodeBlock), wordBytes(kCodeBlock), held);
   return true;
 }
 
@@ -236,7 +232,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
 void GridCodec::decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const {
   if (dtype != DType::float32) {
     decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
-      if (isRotated(spec())) unrotate(false)(values, values, n);
+      if (isRotated(spec())) unrotate(false)(values, values, n, turns(at));
       if (isRotated(spec()) && spec().nonfinite == Nonfinite::poison) settleNans(values, n);
       narrowing(dtype)(static_cast<uint16_t*>(dst) + at, values, n);
     });
@@ -261,7 +257,7 @@ void GridCodec::decodeAt(float* y, const Payload& payload, uint64_t at, uint64_t
   const std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
   decode_[0](y, payload.bytes + metaBytes(at), words, codes(n), formOf(payload.count));
   if (!isRotated(spec())) return;
-  unrotate(false)(y, y, n);
+  unrotate(false)(y, y, n, turns(at));
   if (spec().nonfinite == Nonfinite::poison) settleNans(y, n);
 }
 
@@ -285,7 +281,7 @@ void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& t
 void GridCodec::addTo(float* acc, std::span<const std::byte> src, uint64_t count) const {
   if (isRotated(spec())) {
     decodePieces(src.data(), count,
-                 [&](const float* values, uint64_t at, uint64_t n) { unrotate(true)(acc + at, values, n); });
+                 [&](const float* values, uint64_t at, uint64_t n) { unrotate(true)(acc + at, values, n, turns(at)); });
   } else {
     decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   }

@@ -21,6 +21,8 @@
 
 namespace lowcomm {
 
+inline constexpr uint64_t kCodeBlock = 512, kCodeLanes = 16;  // of codes (FORMAT.md, "Payload of a grid codec")
+
 // The parts of a grid payload that do not depend on how its buckets lie.
 
 // How the loops encode a family, and what else they must know of a codec (which misfit() has nothing against): its
@@ -74,12 +76,10 @@ void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count
 // normal distribution, which the rotation before it makes of nearly any.
 class GridCodec final : public FloatCodec, public ChangeCodec {
  public:
-  // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
-  GridCodec(const CodecSpec& spec, const KernelTable& table);
-
-  // Of a part of units (codec/units.cpp): its buckets have `bucket` elements, a power of two from 16 on; each of them
-  // is rotated by itself where it has fewer than 512. Runs are of whole buckets.
-  GridCodec(const CodecSpec& spec, const KernelTable& table, uint32_t bucket);
+  // `table` outlives the codec; other than kernels() only in tests, which compare the forms. `part`: the bucket, a
+  // power of two from 16 on, of a part of units (codec/units.cpp). Its buckets of fewer than 512 are rotated by
+  // themselves, the signs of its rotation turn from block to block, and runs are of whole buckets.
+  GridCodec(const CodecSpec& spec, const KernelTable& table, std::optional<uint32_t> part = {});
 
   // A levels codec with its table. Throws ValueError as Codec::with.
   GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels);
@@ -139,9 +139,11 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   bool wholeBlocksOnly() const { return isRotated(spec()) && bucket_ >= kLeastRotatedBucket; }
   auto rotate() const { return table().rotation->rotate[rows_]; }
   auto unrotate(bool add) const { return table().rotation->unrotate[rows_][add]; }
+  Turns turns(uint64_t at) const { return turned_ ? Turns{at / kCodeBlock, true} : Turns{}; }  // from element `at` on
 
   const uint32_t bucket_;  // spec().bucket, or that of a part
   const int rows_;         // rotated together, as RotationLoops counts them
+  const bool turned_;
   GridForm form_;
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]

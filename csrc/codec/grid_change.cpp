@@ -10,7 +10,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint64_t kBlock = 512;
 constexpr uint64_t kCached = 1024;  // elements of a step of loops one after the other
 
 }  // namespace
@@ -22,25 +21,25 @@ GridDelta::GridDelta(const GridCodec& codec, std::byte* payload, uint64_t first,
       head_(up64(codec.metaBytes(count))),
       first_(first),
       key_{draws.seed, draws.stream, draws.step} {
-  if (codec.spec().id != CodecId::gauss || form_.bucket != kBlock) return;
+  if (codec.spec().id != CodecId::gauss || form_.bucket != kCodeBlock) return;
   change_ = codec.table().codebooks->change[codec.spec().bits - 1];
   advance_ = codec.table().codebooks->advance[codec.spec().bits - 1];
 }
 
 uint64_t GridDelta::step() const {
-  return std::max<uint64_t>(change_ ? kBlock : kCached, form_.bucket);
+  return std::max<uint64_t>(change_ ? kCodeBlock : kCached, form_.bucket);
 }
 
 float* GridDelta::room(std::unique_ptr<float[]>& memory) const {
-  if (!memory) memory = std::make_unique_for_overwrite<float[]>(std::max(step(), kBlock));
+  if (!memory) memory = std::make_unique_for_overwrite<float[]>(std::max(step(), kCodeBlock));
   return memory.get();
 }
 
 bool GridDelta::encode(const float* x, const float* m, float* after, uint64_t n) {
   for (uint64_t i = 0; i < n;) {
     if (change_) {
-      const uint64_t done =
-          change_(payload_ + metaAt(), payload_ + wordsAt(), after + i, x + i, m + i, (n - i) / kBlock * kBlock, form_);
+      const uint64_t done = change_(payload_ + metaAt(), payload_ + wordsAt(), after + i, x + i, m + i,
+                                    (n - i) / kCodeBlock * kCodeBlock, form_, codec_.turns(at_));
       i += done;
       at_ += done;
       if (i == n) return true;
@@ -58,12 +57,13 @@ bool GridDelta::encodeStep(const float* x, const float* m, float* after, uint64_
   fetch({m + n, DType::float32}, n);
   form_.soon = x + n;
   std::byte *meta = payload_ + metaAt(), *words = payload_ + wordsAt();
-  const uint64_t block = (first_ + at_) / kBlock;
+  const uint64_t block = (first_ + at_) / kCodeBlock;
   if (!isRotated(codec_.spec())) {
     if (!codec_.encode_(meta, words, change, n, form_, block, key_)) return false;
   } else {
     float* rotated = room(rotated_);
-    if (!codec_.rotate()(rotated, change, n) || !codec_.encodeRotated(meta, words, rotated, n, form_, block, key_))
+    if (!codec_.rotate()(rotated, change, n, codec_.turns(at_)) ||
+        !codec_.encodeRotated(meta, words, rotated, n, form_, block, key_))
       return false;
   }
   addStep(after, m, n);
@@ -71,8 +71,8 @@ bool GridDelta::encodeStep(const float* x, const float* m, float* after, uint64_
 }
 
 void GridDelta::decode(float* y, float* after, const float* m, uint64_t n) {
-  const uint64_t fused = advance_ ? n / kBlock * kBlock : 0;
-  if (fused > 0) advance_(y, after, m, payload_ + metaAt(), payload_ + wordsAt(), fused, form_);
+  const uint64_t fused = advance_ ? n / kCodeBlock * kCodeBlock : 0;
+  if (fused > 0) advance_(y, after, m, payload_ + metaAt(), payload_ + wordsAt(), fused, form_, codec_.turns(at_));
   at_ += fused;
   for (uint64_t i = fused; i < n;) {
     const uint64_t size = std::min(step(), n - i);
@@ -90,7 +90,7 @@ void GridDelta::addStep(float* after, const float* m, uint64_t n) {
   if (isRotated(codec_.spec())) {
     float* rotated = room(rotated_);
     codec_.decode_[0](rotated, meta, words, codec_.codes(n), form_);
-    codec_.unrotate(true)(after, rotated, n);
+    codec_.unrotate(true)(after, rotated, n, codec_.turns(at_));
   } else {
     codec_.decode_[1](after, meta, words, n, form_);
   }

@@ -9,13 +9,6 @@
 #include "kernels/grid/grid_rules.h"
 
 namespace lowcomm {
-namespace {
-
-constexpr uint64_t kBlock = 512;
-constexpr uint64_t kLanes = 16;
-
-}  // namespace
-
 GridRule gridRule(const GridFamily& family) {
   if (family.book) return family.centred ? GridRule::gauss : GridRule::levels;
   if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
@@ -102,8 +95,8 @@ void GridScales::expectFinite(const std::byte* scales, uint64_t buckets, const s
 }
 
 size_t gridWordBytes(int bits, uint64_t count) {
-  const uint64_t width = static_cast<uint64_t>(bits), rows = (count % kBlock + kLanes - 1) / kLanes;
-  return 64 * (width * (count / kBlock) + (rows * width + 31) / 32);
+  const uint64_t width = static_cast<uint64_t>(bits), rows = (count % kCodeBlock + kCodeLanes - 1) / kCodeLanes;
+  return 64 * (width * (count / kCodeBlock) + (rows * width + 31) / 32);
 }
 
 // Of the four codes that two bits have, 3 is none.
@@ -123,17 +116,17 @@ void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count
   const uint64_t width = static_cast<uint64_t>(bits);
   // Only the last block can have unused bits: those of its lanes past their last row. A rotated lane has all its rows
   // or holds no element.
-  const uint64_t rest = count % kBlock;
+  const uint64_t rest = count % kCodeBlock;
   if (rest == 0) return;
   const std::byte* block = words.data() + gridWordBytes(bits, count - rest);
-  const uint64_t words_a_lane = gridWordBytes(bits, rotated ? kBlock : rest) / 64;
-  for (uint64_t lane = 0; lane < kLanes; ++lane) {
-    const uint64_t filled = (rest + kLanes - 1 - lane) / kLanes;
-    const uint64_t rows = rotated && filled > 0 ? kBlock / kLanes : filled;
+  const uint64_t words_a_lane = gridWordBytes(bits, rotated ? kCodeBlock : rest) / 64;
+  for (uint64_t lane = 0; lane < kCodeLanes; ++lane) {
+    const uint64_t filled = (rest + kCodeLanes - 1 - lane) / kCodeLanes;
+    const uint64_t rows = rotated && filled > 0 ? kCodeBlock / kCodeLanes : filled;
     const uint64_t used = rows * width;
     for (uint64_t word = used / 32; word < words_a_lane; ++word) {
       uint32_t stored;
-      std::memcpy(&stored, block + (word * kLanes + lane) * 4, 4);
+      std::memcpy(&stored, block + (word * kCodeLanes + lane) * 4, 4);
       const uint32_t unused = word == used / 32 ? stored >> (used % 32) : stored;
       if (unused != 0) {
         throw WireError(codec + ": unused code bits of lane " + std::to_string(lane) +

@@ -119,7 +119,7 @@ CodecSpec CodecSpec::withUnit(uint64_t elements) const {
                      std::to_string(elements));
   }
   CodecSpec spec = *this;
-  spec.unit = isGrid(id) && elements % bucket != 0 ? elements : 0;
+  spec.unit = isGrid(id) && (elements % bucket != 0 || isRotated(*this)) ? elements : 0;
   return spec;
 }
 

@@ -23,8 +23,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint64_t kLanes = 16;
-constexpr uint64_t kBlock = 512;
 constexpr uint64_t kCached = 1024;  // elements that are gathered at a time
 constexpr uint64_t kStep = 4096;    // or more of a step of a walk
 constexpr uint64_t kAhead = 768;    // as loops over grids prefetch
@@ -46,7 +44,7 @@ struct Part {
 std::vector<Part> partsOf(const CodecSpec& spec, const KernelTable& table) {
   CodecSpec flat = spec;
   flat.unit = 0;
-  const uint64_t filled = (spec.unit + kLanes - 1) / kLanes * kLanes;
+  const uint64_t filled = (spec.unit + kCodeLanes - 1) / kCodeLanes * kCodeLanes;
   std::vector<Part> parts;
   uint64_t at = 0;
   const auto take = [&](uint64_t size, uint32_t bucket) {
@@ -120,7 +118,7 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
 
   // Units of a step of a walk: after them every part ends a block.
   uint64_t unitsOfStep() const {
-    const uint64_t least = std::max<uint64_t>(1, kBlock / (parts_.back().size & -parts_.back().size));
+    const uint64_t least = std::max<uint64_t>(1, kCodeBlock / (parts_.back().size & -parts_.back().size));
     return std::max<uint64_t>(1, kStep / (least * spec().unit)) * least;
   }
 
@@ -136,7 +134,7 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
       for (size_t i = 0; i < parts_.size(); ++i) {
         const Part& part = parts_[i];
         const uint64_t most = std::max(kCached, part.codec.granularity());
-        if (direct && part.size % kBlock == 0 && part.at + part.size <= unit) {
+        if (direct && part.size % kCodeBlock == 0 && part.at + part.size <= unit) {
           for (uint64_t u = first; u < end; ++u) {
             for (uint64_t in = 0; in < part.size; in += most) {
               const uint64_t n = std::min(most, part.size - in);

@@ -26,9 +26,9 @@ struct SumSource {
 
   __device__ GridArgs<const std::byte> termArgs(uint32_t number) const {
     const auto* payload = static_cast<const std::byte*>(terms->term[number].payload);
-    return {payload,          payload + terms->pad, payload + terms->words, grid->count,  grid->codes,
-            grid->pad_halves, grid->bits,           grid->bucket_log2,      grid->form,   grid->limit,
-            grid->nonfinite,  grid->rotated,        grid->three_codes,      grid->refused};
+    return {payload,          payload + terms->pad, payload + terms->words, grid->count,       grid->codes,
+            grid->pad_halves, grid->bits,           grid->bucket_log2,      grid->form,        grid->limit,
+            grid->nonfinite,  grid->rotated,        grid->turned,           grid->three_codes, grid->refused};
   }
 };
 

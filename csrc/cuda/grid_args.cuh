@@ -34,10 +34,16 @@ struct GridArgs {
   GridForm form;   // its book is the host's: kernels have theirs next to this
   uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
-  bool rotated;
-  bool three_codes;  // of the four of two bits, as tern has them
+  bool rotated, turned;  // turned: from block to block, of units
+  bool three_codes;      // of the four of two bits, as tern has them
   uint32_t* refused;
 };
+
+// What turns the signs of the block that begins with element `at`.
+template <class Byte>
+__device__ inline uint32_t turnAt(const GridArgs<Byte>& grid, uint64_t at) {
+  return grid.turned ? turnOf(at / kBlock) : 0;
+}
 
 template <class Byte>
 GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, uint32_t* refused) {
@@ -50,7 +56,10 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   if (family != nullptr && codec.bucket == kTensorBucket) {
     throw ValueError(fail("bucket", gridBuckets(isRotated(codec)), "tensor"));
   }
-  if (codec.unit != 0) throw ValueError(fail("unit", "none", std::to_string(codec.unit)));
+  if (codec.unit != 0 && codec.unit % codec.bucket != 0) {
+    throw ValueError(
+        fail("unit", "a multiple of the bucket, " + std::to_string(codec.bucket), std::to_string(codec.unit)));
+  }
   checkRun(doing, codec, family != nullptr, "a grid codec", run.dtype, payload);
   const size_t levels = needsTable(codec) ? size_t{1} << codec.bits : 0;
   if (const size_t got = run.levels ? run.levels->values().size() : 0; got != levels) {
@@ -76,6 +85,7 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
           floatBits(finiteLimit(codec)),
           codec.nonfinite,
           rotated,
+          codec.unit != 0,
           codec.id == CodecId::tern,
           refused};
 }

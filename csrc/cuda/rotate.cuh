@@ -23,8 +23,11 @@ __device__ inline uint32_t signsOf(const Seat& seat) {
   return pick(of_quad, seat.quad) >> (4 * seat.group);
 }
 
-__device__ inline void changeSigns(Tile& tile, const Seat& seat) {
-  const uint32_t signs[4] = {signsOf<0>(seat), signsOf<1>(seat), signsOf<2>(seat), signsOf<3>(seat)};
+// `turn`: turnOf(), 0 where the blocks' signs do not turn.
+__device__ inline void changeSigns(Tile& tile, uint32_t turn, const Seat& seat) {
+  const uint32_t more = turn >> (4 * seat.group);
+  const uint32_t signs[4] = {signsOf<0>(seat) ^ more, signsOf<1>(seat) ^ more, signsOf<2>(seat) ^ more,
+                             signsOf<3>(seat) ^ more};
 #pragma unroll
   for (uint32_t r = 0; r < 4; ++r) {
 #pragma unroll
@@ -60,17 +63,17 @@ __device__ inline void transform(Tile& tile, const Seat& seat) {
 }
 
 // False where an element's magnitude is not below that of `limit`; nothing useful is then in the tile.
-__device__ inline bool rotateTile(Tile& tile, uint32_t limit, const Seat& seat) {
+__device__ inline bool rotateTile(Tile& tile, uint32_t limit, uint32_t turn, const Seat& seat) {
   bool taken = true;
   tile.each([&](float x) { taken &= (floatBits(x) & 0x7fffffffu) < limit; });
-  changeSigns(tile, seat);
+  changeSigns(tile, turn, seat);
   transform(tile, seat);
   return taken;
 }
 
-__device__ inline void unrotateTile(Tile& tile, const Seat& seat) {
+__device__ inline void unrotateTile(Tile& tile, uint32_t turn, const Seat& seat) {
   transform(tile, seat);
-  changeSigns(tile, seat);
+  changeSigns(tile, turn, seat);
 }
 
 // Where a block had fewer elements than lanes, `held`, makes the other lanes' the first one's, so that they do not

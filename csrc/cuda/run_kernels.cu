@@ -61,7 +61,7 @@ std::byte* behindSum(const Run& run, void* workspace) {
 }  // namespace
 
 bool RunKernels::takes(const CodecSpec& codec, DType dtype) const {
-  return isCoded(dtype) && !needsTable(codec) && !codec.open() && codec.unit == 0;
+  return isCoded(dtype) && !needsTable(codec) && !codec.open() && (codec.unit == 0 || codec.unit % codec.bucket == 0);
 }
 
 size_t RunKernels::workspaceBytes(const Run& run, DType dtype) const {

@@ -22,17 +22,6 @@ enum State : uint32_t { kFree = 0, kWritten = 1, kBeingWritten = 2 };
 constexpr const char* kDamaged = "damaged";
 constexpr const char* kCutOff = "cut_off";
 
-template <class T>
-void put(std::byte* bytes, size_t at, T value) {
-  std::memcpy(bytes + at, &value, sizeof(T));
-}
-template <class T>
-T get(const std::byte* bytes, size_t at) {
-  T value;
-  std::memcpy(&value, bytes + at, sizeof(T));
-  return value;
-}
-
 std::array<std::byte, kEntryBytes> entryOfSlot(uint64_t sample, uint32_t version, uint32_t digest, State state) {
   std::array<std::byte, kEntryBytes> entry{};
   put(entry.data(), 0, sample);

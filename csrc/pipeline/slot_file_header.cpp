@@ -13,17 +13,6 @@ constexpr char kMagic[] = "lcslots\n";
 constexpr uint32_t kByteOrder = 0x01020304, kVersion = 1, kGroup = 128;
 constexpr size_t kTextAt = 48, kMaxText = 3072, kCheckAt = kSlotFileHeaderBytes - 4;
 
-template <class T>
-void put(std::byte* bytes, size_t at, T value) {
-  std::memcpy(bytes + at, &value, sizeof(T));
-}
-template <class T>
-T get(const std::byte* bytes, size_t at) {
-  T value;
-  std::memcpy(&value, bytes + at, sizeof(T));
-  return value;
-}
-
 [[noreturn]] void differs(const std::string& path, const std::string& field, const std::string& expected,
                           const std::string& got) {
   throw ValueError("slot file '" + path + "': " + field + ": expected " + expected + ", got " + got);

@@ -3,10 +3,23 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 
 namespace lowcomm {
+
+// A field of a slot file's bytes.
+template <class T>
+void put(std::byte* bytes, size_t at, T value) {
+  std::memcpy(bytes + at, &value, sizeof(T));
+}
+template <class T>
+T get(const std::byte* bytes, size_t at) {
+  T value;
+  std::memcpy(&value, bytes + at, sizeof(T));
+  return value;
+}
 
 // The run and the sizes that a slot file belongs to (SLOT_FILE.md).
 struct SlotFileHeader {

@@ -157,9 +157,9 @@ constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
 
-void changeSigns(float* block) {
+void changeSigns(float* block, uint32_t turn) {
   for (size_t e = 0; e < kBlock; ++e) {
-    const uint32_t sign = kRotationSigns[e % kLanes] >> e / kLanes & 1;
+    const uint32_t sign = (kRotationSigns[e % kLanes] ^ turn) >> e / kLanes & 1;
     block[e] = floatOf(floatBits(block[e]) ^ sign << 31);
   }
 }
@@ -182,7 +182,7 @@ void transform(float* block, size_t rows) {
 }
 
 template <size_t kTogether>
-bool rotate(float* y, const float* x, size_t count) {
+bool rotate(float* y, const float* x, size_t count, Turns turns) {
   bool taken = true;
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = std::min(kBlock, count - at);
@@ -190,7 +190,7 @@ bool rotate(float* y, const float* x, size_t count) {
     std::copy_n(x + at, n, block);
     for (float value : block)
       taken &= (floatBits(value) & 0x7fffffffu) < floatBits(kRotatedLimit);
-    changeSigns(block);
+    changeSigns(block, turnAt(turns, at / kBlock));
     transform(block, kTogether);
     std::copy_n(block, kTogether == kRows ? kBlock : n, y + at);
   }
@@ -198,13 +198,13 @@ bool rotate(float* y, const float* x, size_t count) {
 }
 
 template <size_t kTogether, bool kAdd>
-void unrotate(float* y, const float* x, size_t count) {
+void unrotate(float* y, const float* x, size_t count, Turns turns) {
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = std::min(kBlock, count - at);
     float block[kBlock] = {};
     std::copy_n(x + at, kTogether == kRows ? kBlock : n, block);
     transform(block, kTogether);
-    changeSigns(block);
+    changeSigns(block, turnAt(turns, at / kBlock));
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + block[i] : block[i];
   }

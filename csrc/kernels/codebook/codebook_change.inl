@@ -92,7 +92,8 @@ struct Values {
 };
 
 // Rotates back what nearRows has begun, and adds it to the memory.
-LOWCOMM_INLINE void addFarRows(float* y, float* after, const float* before, const float* scratch, size_t lane) {
+LOWCOMM_INLINE void addFarRows(float* y, float* after, const float* before, const float* scratch, size_t lane,
+                               Words turn) {
   for (int row = 0; row < 8; ++row) {
     Floats v[4];
 #pragma GCC unroll 4
@@ -102,7 +103,7 @@ LOWCOMM_INLINE void addFarRows(float* y, float* after, const float* before, cons
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const size_t at = 16 * (row + 8 * i) + lane;
-      const Floats sum = load(before + at) + withSigns(v[i] * kRotationScale, row + 8 * i, lane);
+      const Floats sum = load(before + at) + withSigns(v[i] * kRotationScale, row + 8 * i, lane, turn);
       store(after + at, sum);
       if (y) store(y + at, sum);
     }
@@ -111,16 +112,17 @@ LOWCOMM_INLINE void addFarRows(float* y, float* after, const float* before, cons
 
 template <int kBits>
 size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float* x, const float* before, size_t count,
-                   const GridForm& form) {
+                   const GridForm& form, Turns turns) {
   constexpr uint32_t kCode = (1u << kBits) - 1;
   const Search<kBits, GridRule::gauss> search(form.book);
   alignas(64) float scratch[kBlock];
   for (size_t at = 0; at < count; at += kBlock, words += 64 * kBits) {
+    const Words turn = splatWord(turnAt(turns, at / kBlock));
     for (int part = 0; part < kRegistersARow; ++part) {
       const size_t lane = static_cast<size_t>(part) * kLanes;
       nearRows(scratch, lane, [&](int row) __attribute__((always_inline)) {
         const size_t e = at + 16 * static_cast<size_t>(row) + lane;
-        return withSigns(load(x + e) - load(before + e), row, lane);
+        return withSigns(load(x + e) - load(before + e), row, lane, turn);
       });
     }
     const float squares = farRows(scratch);
@@ -147,7 +149,7 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
         if (bit + kBits > 32) packed = code >> (32 - bit);
         return values.of(code);
       });
-      addFarRows(nullptr, after + at, before + at, scratch, lane);
+      addFarRows(nullptr, after + at, before + at, scratch, lane, turn);
     }
   }
   return count;
@@ -155,11 +157,12 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
 
 template <int kBits>
 void advanceGauss(float* y, float* after, const float* before, const std::byte* meta, const std::byte* words,
-                  size_t count, const GridForm& form) {
+                  size_t count, const GridForm& form, Turns turns) {
   constexpr uint32_t kCode = (1u << kBits) - 1;
   alignas(64) float apart[kBlock];
   for (size_t at = 0, bucket = 0; at < count; at += kBlock, ++bucket, words += 64 * kBits) {
     const Values<kBits> values(form, scaleAt(meta, bucket, form.bf16));
+    const Words turn = splatWord(turnAt(turns, bucket));
     const auto* soon = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(before + at) + 4 * kPrefetch);
     float* const scratch = y == before ? apart : y + at;  // y itself, which has been asked for
     const auto* written = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(y + at) + 4 * kPrefetchWritten);
@@ -178,7 +181,7 @@ void advanceGauss(float* y, float* after, const float* before, const std::byte* 
         if (bit + kBits > 32) code |= packed[word + 1] << (32 - bit);
         return values.of(code & kCode);
       });
-      addFarRows(y + at, after + at, before + at, scratch, lane);
+      addFarRows(y + at, after + at, before + at, scratch, lane, turn);
     }
   }
 }

@@ -46,13 +46,15 @@ LOWCOMM_INLINE void butterflies(Floats (&v)[kCount]) {
   }
 }
 
-LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane) {
-  return (Floats)((Words)v ^ loadWords(&kRotationMasks.row[row][lane]));
+// `turn`: turnOf() in every lane.
+LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane, Words turn) {
+  return (Floats)((Words)v ^ loadWords(&kRotationMasks.row[row][lane]) ^ (turn << (31 - row) & ~kMagnitude));
 }
 
 // Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
 template <int kRows>
-LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) {
+LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, uint32_t turn) {
+  const Words turns = splatWord(turn);
   constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
   constexpr float kScale = rotationScale(kRows);
   for (int part = 0; part < kRegistersARow; ++part) {
@@ -65,7 +67,7 @@ LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) 
         const float* from = x + 16 * (first + i) + lane;
         v[i] = load(from);
         largest = larger(largest, (Integers)((Words)v[i] & kMagnitude));
-        v[i] = withSigns(v[i], first + i, lane);
+        v[i] = withSigns(v[i], first + i, lane, turns);
       }
       butterflies(v);
 #pragma GCC unroll 8
@@ -90,15 +92,15 @@ LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) 
 }
 
 template <int kRows>
-bool rotate(float* y, const float* x, size_t count) {
+bool rotate(float* y, const float* x, size_t count, Turns turns) {
   Integers largest{};
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    largest = rotateBlock<kRows>(y + at, x + at, largest);
+    largest = rotateBlock<kRows>(y + at, x + at, largest, turnAt(turns, at / kBlock));
   if (whole < count) {
     float padded[kBlock] = {}, rotated[kBlock];
     __builtin_memcpy(padded, x + whole, (count - whole) * sizeof(float));
-    largest = rotateBlock<kRows>(rotated, padded, largest);
+    largest = rotateBlock<kRows>(rotated, padded, largest, turnAt(turns, whole / kBlock));
     __builtin_memcpy(y + whole, rotated, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
   }
   bool taken = true;
@@ -108,12 +110,13 @@ bool rotate(float* y, const float* x, size_t count) {
 }
 
 template <int kRows, bool kAdd>
-LOWCOMM_INLINE void unrotateBlock(float* y, const float* x) {
+LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, uint32_t turn) {
   constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
+  const Words turns = splatWord(turn);
   float scratch[kBlock];
   const auto back = [&](Floats v, int row, size_t lane) {
     float* to = y + 16 * row + lane;
-    const Floats value = withSigns(v * rotationScale(kRows), row, lane);
+    const Floats value = withSigns(v * rotationScale(kRows), row, lane, turns);
     store(to, kAdd ? load(to) + value : value);
   };
   for (int part = 0; part < kRegistersARow; ++part) {
@@ -150,14 +153,14 @@ LOWCOMM_INLINE void unrotateBlock(float* y, const float* x) {
 }
 
 template <int kRows, bool kAdd>
-void unrotate(float* y, const float* x, size_t count) {
+void unrotate(float* y, const float* x, size_t count, Turns turns) {
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    unrotateBlock<kRows, kAdd>(y + at, x + at);
+    unrotateBlock<kRows, kAdd>(y + at, x + at, turnAt(turns, at / kBlock));
   if (whole == count) return;
   float padded[kBlock] = {}, values[kBlock];
   __builtin_memcpy(padded, x + whole, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
-  unrotateBlock<kRows, false>(values, padded);
+  unrotateBlock<kRows, false>(values, padded, turnAt(turns, whole / kBlock));
   for (size_t i = whole; i < count; ++i)
     y[i] = kAdd ? y[i] + values[i - whole] : values[i - whole];
 }

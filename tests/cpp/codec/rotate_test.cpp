@@ -66,7 +66,7 @@ TEST(Rotation, SignsAreThoseOfTheGenerator) {
 TEST_P(RotatedCodecs, IsASignedHadamardTransformOfEveryLane) {
   const std::vector<float> x = normal(512, 4);
   std::vector<float> y(512);
-  ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), 512));
+  ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), 512, {}));
   for (size_t e = 0; e < 512; ++e) {
     double sum = 0;
     for (size_t row = 0; row < 32; ++row) {
@@ -83,24 +83,51 @@ TEST_P(RotatedCodecs, ThereAndBackAndEqualToTheReference) {
     const size_t all = (n + 511) / 512 * 512;
     const std::vector<float> x = normal(n, static_cast<uint32_t>(n) + 1);
     std::vector<float> there(all, -1.0f), expected(all, -2.0f), back(n), reference(n), sum = x, in_place = x;
-    ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](there.data(), x.data(), n));
-    ASSERT_TRUE(scalar::kRotation.rotate[kAllRows](expected.data(), x.data(), n));
+    ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](there.data(), x.data(), n, {}));
+    ASSERT_TRUE(scalar::kRotation.rotate[kAllRows](expected.data(), x.data(), n, {}));
     ASSERT_EQ(there, expected) << n;
     in_place.resize(all, 7.0f);
-    ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](in_place.data(), in_place.data(), n));
+    ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](in_place.data(), in_place.data(), n, {}));
     ASSERT_EQ(in_place, expected) << n;
 
-    GetParam()->rotation->unrotate[kAllRows][0](back.data(), there.data(), n);
-    scalar::kRotation.unrotate[kAllRows][0](reference.data(), there.data(), n);
+    GetParam()->rotation->unrotate[kAllRows][0](back.data(), there.data(), n, {});
+    scalar::kRotation.unrotate[kAllRows][0](reference.data(), there.data(), n, {});
     ASSERT_EQ(back, reference) << n;
     for (size_t i = 0; i < n; ++i)
       ASSERT_NEAR(back[i], x[i], 1e-6 * 4) << i << " of " << n;  // elements up to 4: 1e-6 of the largest
-    GetParam()->rotation->unrotate[kAllRows][1](sum.data(), there.data(), n);
+    GetParam()->rotation->unrotate[kAllRows][1](sum.data(), there.data(), n, {});
     for (size_t i = 0; i < n; ++i)
       ASSERT_EQ(sum[i], x[i] + back[i]) << i << " of " << n;
     in_place.resize(all);
-    GetParam()->rotation->unrotate[kAllRows][0](in_place.data(), in_place.data(), n);
+    GetParam()->rotation->unrotate[kAllRows][0](in_place.data(), in_place.data(), n, {});
     ASSERT_TRUE(std::equal(back.begin(), back.end(), in_place.begin())) << n;
+  }
+}
+
+// Blocks that turn: those of words of signs that turnOf() has changed, and other ones each.
+TEST_P(RotatedCodecs, TurnsTheSignsOfEachBlock) {
+  EXPECT_EQ(turnOf(0), 0u);
+  EXPECT_EQ(turnOf(1), 0x514e28b7u);
+  const size_t n = 7 * 512;
+  const std::vector<float> x = normal(n, 9);
+  for (int rows = 0; rows <= kAllRows; ++rows) {
+    const auto rotate = GetParam()->rotation->rotate[rows];
+    std::vector<float> there(n), flipped = x, expected(n), back(n), still(n);
+    ASSERT_TRUE(rotate(there.data(), x.data(), n, {3, true}));
+    for (size_t e = 0; e < n; ++e)
+      flipped[e] = turnOf(3 + e / 512) >> e % 512 / 16 & 1 ? -x[e] : x[e];
+    ASSERT_TRUE(rotate(expected.data(), flipped.data(), n, {}));
+    ASSERT_EQ(there, expected) << rows;
+    ASSERT_TRUE(rotate(still.data(), x.data(), n, {}));
+    for (size_t at = 0; at < n; at += 512)
+      EXPECT_FALSE(std::equal(still.begin() + at, still.begin() + at + 512, there.begin() + at)) << rows << " " << at;
+    GetParam()->rotation->unrotate[rows][0](back.data(), there.data(), n, {3, true});
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_NEAR(back[i], x[i], 4e-6) << rows << " " << i;
+    std::vector<float> sum = x;
+    GetParam()->rotation->unrotate[rows][1](sum.data(), there.data(), n, {3, true});
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_EQ(sum[i], x[i] + back[i]) << rows << " " << i;
   }
 }
 
@@ -109,10 +136,10 @@ TEST_P(RotatedCodecs, RefusesAboveItsLimitAlone) {
   for (size_t at : {size_t{0}, size_t{8}, size_t{511}, size_t{512}, size_t{1199}}) {
     for (float bad : {NAN, -NAN, INFINITY, -INFINITY, kRotatedLimit, -kRotatedLimit, 0x1p126f}) {
       x[at] = bad;
-      EXPECT_FALSE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), x.size())) << bad << " at " << at;
+      EXPECT_FALSE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), x.size(), {})) << bad << " at " << at;
     }
     x[at] = -0x1.fffffep119f;
-    EXPECT_TRUE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), x.size())) << at;
+    EXPECT_TRUE(GetParam()->rotation->rotate[kAllRows](y.data(), x.data(), x.size(), {})) << at;
     x[at] = 1;
   }
 }
@@ -148,11 +175,11 @@ TEST_P(RotatedCodecs, ErrsAsThePlainCodecDoesOfRotatedElements) {
     for (size_t n : {size_t{512}, size_t{4096}}) {
       std::vector<float> x = normal(n, 6), rotated(n);
       x[100] = 40;  // a rotation spreads it over 32 rows
-      ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](rotated.data(), x.data(), n));
+      ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](rotated.data(), x.data(), n, {}));
       const Bytes payload = encoded(c, x, {1, 2, 3});
       ASSERT_EQ(payload, encoded(grid, rotated, {1, 2, 3})) << plain << " " << n;
       std::vector<float> expected(n);
-      GetParam()->rotation->unrotate[kAllRows][0](expected.data(), decoded(grid, payload, n).data(), n);
+      GetParam()->rotation->unrotate[kAllRows][0](expected.data(), decoded(grid, payload, n).data(), n, {});
       EXPECT_EQ(decoded(c, payload, n), expected) << plain << " " << n;
     }
   }
@@ -180,7 +207,7 @@ TEST_P(RotatedCodecs, LanesWithoutAnElement) {
       // Bucket 512 alone sees the last block alone: its scale is that of the lanes which hold an element.
       if (c.spec().bucket != 512) continue;
       std::vector<float> rotated(512);
-      ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](rotated.data(), x.data() + 512, held));
+      ASSERT_TRUE(GetParam()->rotation->rotate[kAllRows](rotated.data(), x.data() + 512, held, {}));
       std::vector<float> own;
       for (size_t e = 0; e < 512; ++e) {
         if (e % 16 < held) own.push_back(rotated[e]);

@@ -172,11 +172,37 @@ TEST_P(UnitCodecs, ElementsThatAreNotFinite) {
 }
 
 TEST(Units, WhereBucketsEndWithThemTheyMakeNoDifference) {
-  EXPECT_EQ(CodecSpec::parse("gauss4:unit=1024").str(), "gauss4:bucket=512");
+  EXPECT_EQ(CodecSpec::parse("sym4:bucket=512,unit=1024").str(), "sym4:bucket=512");
   EXPECT_EQ(CodecSpec::parse("minmax4:bucket=64,unit=576").str(), "minmax4:bucket=64");
   EXPECT_EQ(CodecSpec::parse("gauss4:unit=576").str(), "gauss4:bucket=512,unit=576");
+  EXPECT_EQ(CodecSpec::parse("gauss4:unit=1024").str(), "gauss4:bucket=512,unit=1024") << "blocks turn";
   EXPECT_EQ(CodecSpec::parse("bf16").withUnit(576).str(), "bf16");
   EXPECT_EQ(CodecSpec{}.withUnit(576).str(), "none");
+}
+
+// What a model learns to send along: a direction that all tokens share, and that is one element of a block as rotated
+// without turns. gauss clips it then in all of them; of units in few.
+TEST_P(UnitCodecs, NoDirectionIsClippedInAllUnits) {
+  constexpr size_t kUnit = 512, kCount = 64;
+  std::vector<float> element(kUnit), direction(kUnit), x = normal(kUnit * kCount, 3);
+  element[100] = 1;
+  scalar::kRotation.unrotate[kAllRows][0](direction.data(), element.data(), kUnit, {});
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] += 20 * direction[i % kUnit];
+  for (const char* name : {"gauss2", "gauss4"}) {
+    const auto along = [&](const std::string& text) {
+      const auto codec = codecOf(text, *GetParam());
+      const std::vector<float> y = decoded(*codec, encoded(*codec, x, kDraws), x.size());
+      double sum = 0, of_x = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        sum += y[i] * direction[i % kUnit];
+        of_x += x[i] * direction[i % kUnit];
+      }
+      return sum / of_x;
+    };
+    EXPECT_LT(along(name), 0.2) << name;
+    EXPECT_GT(along(withUnit(name, kUnit)), 3 * along(name)) << name;
+  }
 }
 
 TEST(Units, AreRefusedWhereTheyCannotBe) {

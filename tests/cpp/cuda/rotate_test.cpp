@@ -49,6 +49,12 @@ TEST_F(CudaRotated, EveryFamilyBucketAndSizeEqualsScalar) {
   }
 }
 
+TEST_F(CudaRotated, UnitsOfWholeBucketsTurnTheirBlocks) {
+  for (const char* text :
+       {"gauss4:unit=1024", "gauss2:unit=512", "gauss8:bucket=2048,unit=4096", "sym4:bucket=512,rotate=1,unit=512"})
+    ASSERT_NO_FATAL_FAILURE(expectSame(text, elements(3 * 4096)));
+}
+
 TEST_F(CudaRotated, EveryWidth) {
   for (int bits = 1; bits <= 8; ++bits) {
     for (size_t n : {527u, 1029u}) {

@@ -37,9 +37,9 @@ TEST(SixteenLanes, RotateAsScalar) {
   // A refused value, wherever it is in a block.
   for (size_t at : {0, 15, 16, 511, 512, 700}) {
     std::vector<float> x = test::normal(701, 1), y(1024);
-    EXPECT_TRUE(rotate<32>(y.data(), x.data(), x.size()));
+    EXPECT_TRUE(rotate<32>(y.data(), x.data(), x.size(), {}));
     x[at] = -0x1p120f;
-    EXPECT_FALSE(rotate<32>(y.data(), x.data(), x.size())) << at;
+    EXPECT_FALSE(rotate<32>(y.data(), x.data(), x.size(), {})) << at;
   }
 }
 

@@ -83,8 +83,8 @@ def short_lanes(n: int, codes: I64) -> None:
         insist(not codes[-BLOCK:].reshape(-1, LANES)[:, q:].any(), "codes of lanes without an element")
 
 
-def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None) -> F32:
-    """The n elements of a payload whose size has been checked."""
+def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None, *, turning: bool = False) -> F32:
+    """The n elements of a payload whose size has been checked; `turning`: of units, whose rotations' signs turn."""
     if n == 0:
         return np.zeros(0, np.float32)
     count = buckets(spec, n)
@@ -99,4 +99,5 @@ def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None) -> F3
         return decoded
     if m > n:
         short_lanes(n, codes)
-    return undo(np.append(decoded, np.zeros(-m % BLOCK, np.float32)), min(spec.bucket // LANES, 32))[:n]
+    whole = np.append(decoded, np.zeros(-m % BLOCK, np.float32))
+    return undo(whole, min(spec.bucket // LANES, 32), turning)[:n]

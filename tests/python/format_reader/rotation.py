@@ -24,8 +24,23 @@ def flips() -> U32:
     return ((sign_words()[None, :] >> rows) & np.uint32(1)) * SIGN
 
 
-def undo(rotated: F32, together: int) -> F32:
+def turns(blocks: int) -> U32:
+    """What the words of signs are XORed with in blocks that turn."""
+    x = np.arange(blocks, dtype=np.uint32)
+    x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    return x ^ x >> np.uint32(16)
+
+
+def turned(blocks: int) -> U32:
+    """The sign bit for each block and row whose bit in the block's turn is set."""
+    rows = np.arange(32, dtype=np.uint32)
+    return (((turns(blocks)[:, None] >> rows) & np.uint32(1)) * SIGN)[:, :, None]
+
+
+def undo(rotated: F32, together: int, turning: bool) -> F32:
     """The elements of whole blocks, from what was decoded, of which `together` rows were rotated together."""
     factor = float_of(np.array([FACTORS[together]], np.uint32))
     rows = transform(rotated.reshape(-1, 32, 16), together) * factor
-    return float_of(bits_of(rows) ^ flips()).reshape(-1)
+    signs = flips() ^ turned(len(rows)) if turning else flips()
+    return float_of(bits_of(rows) ^ signs).reshape(-1)

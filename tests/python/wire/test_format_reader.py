@@ -68,7 +68,7 @@ def test_channels(shape, options):
         same(text := f"{name}:axis=channel,C={shape[1]}{options}", written(text, sample(n).reshape(shape)), n)
 
 
-@pytest.mark.parametrize("unit", [1, 16, 40, 100, 576, 896, 1600])
+@pytest.mark.parametrize("unit", [1, 16, 40, 100, 576, 896, 1024, 1600])
 def test_units(unit):
     texts = (text for text in grid_texts() if "tensor" not in text and parse(text).name != "levels")
     for text in texts:
