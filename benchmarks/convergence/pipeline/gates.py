@@ -34,6 +34,8 @@ RECOMMENDED = (
     "AQ gauss4/gauss4, fine-tuning",
     "DirectQ gauss4/gauss4, fresh",
     "DirectQ gauss4/gauss4, width 576",
+    "DirectQ minmax4/minmax4, width 576",
+    "AQ gauss2/gauss4, width 576, again",
 )
 
 
