@@ -30,7 +30,6 @@ from convergence.fsdp import errors as fsdp_errors
 from convergence.fsdp import runs as fsdp_runs
 from convergence.fsdp import tables as fsdp_tables
 from convergence.fsdp import variants as fsdp_variants
-from convergence.pipeline import link as pipeline_link
 from convergence.pipeline import plot as pipeline_plot
 from convergence.pipeline import replicas as pipeline_replicas
 from convergence.pipeline import runs as pipeline_runs
@@ -169,6 +168,6 @@ def main() -> int:
     if args.seconds and (times := link_curves.step_seconds(args.method, content)):
         content["step_seconds"] = times
         if args.method in link_curves.SIMULATED:
-            content["same_loss"] = pipeline_link.same_loss(content, times)
+            content["compared"] = link_curves.SIMULATED[args.method].compared(content, times)
         link_curves.draw(content["curves"], times, args.seconds, args.method)
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

@@ -14,6 +14,7 @@ from steps.measure import measure
 
 from convergence.diloco import link as diloco_link
 from convergence.pipeline import link as pipeline_link
+from convergence.subspace import ratios as subspace_ratios
 
 RATES = ("10mbit", "100mbit", "1gbit")
 # Of methods whose steps are all alike: how `steps` wraps the model, and by a run's name how its steps travel.
@@ -54,7 +55,8 @@ MEASURED: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
     **{method: functools.partial(of_cases, method) for method in CASES},
     "diloco": diloco_link.step_seconds,
 }
-SIMULATED = ("aq", "aq_replicas")  # whose losses are validation
+# Whose losses are validation: what has `step_seconds` and `compared`.
+SIMULATED = {"aq": pipeline_link, "aq_replicas": pipeline_link, "subspace": subspace_ratios}
 DRAWN = (*MEASURED, *SIMULATED)
 
 
@@ -69,8 +71,9 @@ def step_seconds(method: str, content: Mapping[str, Any]) -> dict[str, dict[str,
         LabError: A rank failed.
     """
     if method in SIMULATED:
-        return pipeline_link.step_seconds(content)
-    found: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, float]] = SIMULATED[method].step_seconds(content)
+        return found
+    found = {}
     try:
         for rate in RATES:
             found[rate] = MEASURED[method](rate, content["configurations"])
@@ -93,7 +96,8 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    key, kind = ("validations", "validation") if "validations" in curves[0] else ("loss", "training")
+    drawn = next(curve for curve in curves if curve["name"] in next(iter(seconds.values())))
+    key, kind = ("validations", "validation") if drawn.get("validations") else ("loss", "training")
     rows = -(-len(seconds) // _COLUMNS)
     columns = -(-len(seconds) // rows)
     size = (4.6 * columns, 4.2 * rows)

@@ -94,7 +94,7 @@ def step_seconds(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def same_loss(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
     """Prints, by link, seconds to the loss that exact training has at SHARE of its steps; the rows of the JSON.
 
     The loss is validation by exact messages, the mean over seeds.

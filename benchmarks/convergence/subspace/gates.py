@@ -9,7 +9,7 @@ from typing import Any
 from report import Gate
 
 from convergence import flattery
-from convergence.subspace.presets import FREE_BLOCKS
+from convergence.subspace.presets import BY_SECONDS, FREE_BLOCKS
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 EIGHT_BITS = "constrained, 32 in 8 bits"
@@ -37,7 +37,9 @@ def gates(runs: Runs, *, quick: bool) -> list[Gate]:
     print_ratios(runs)
     bounds = [bound for bound in (OF_QUICK if quick else RATIOS) if {bound[0], bound[1]} <= runs.keys()]
     return [
-        flattery.gate(runs, lambda _: "free", lambda run: loss(run, LOSSES[0])),
+        flattery.gate(
+            runs, lambda name: "free, 4 stages" if name in BY_SECONDS else "free", lambda run: loss(run, LOSSES[0])
+        ),
         *(ratio_gate(runs, how, *bound) for bound in bounds for how in LOSSES),
     ]
 
@@ -65,6 +67,6 @@ def print_ratios(runs: Runs) -> None:
         return
     print(f"# {'loss / free':<31}{'training':>10}{'validation':>12}")
     for name in runs:
-        if name != "free" and name not in FREE_BLOCKS:  # those are of another width
+        if name != "free" and name not in {**FREE_BLOCKS, **BY_SECONDS}:  # those are of another width or length
             training, validation = (statistics.mean(ratios(runs, how, name, "free")) for how in LOSSES)
             print(f"#   {name:<29}{training:>10.4f}{validation:>12.4f}")

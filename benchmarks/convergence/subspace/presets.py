@@ -38,7 +38,27 @@ FREE_BLOCKS = {
     "constrained, 16": Configuration("constrained", rank=16, **_SMALL),
     "constrained, 16, all blocks": Configuration("constrained", rank=16, free_blocks=0, **_SMALL),
 }
-QUICK = ("free", "constrained, 32", "constrained, 32 in 8 bits", "1 bit of all")
+# How few numbers a token pay on a slow link (the paper's figure 2 and table 1): k from d / 8 to d / 128, in fewer bits where that
+# is shorter, next to ways of the free decoder. Rows are compared after as many seconds (ratios.py).
+_EACH = {"layers": 4, "stages": 4, "steps": 600, "watched": 64}
+BY_SECONDS = {
+    "free, 4 stages": Configuration("whole", **_EACH),
+    "8 bits of all, 4 stages": Configuration("whole", coefficients=f"minmax8:{TOKEN}", **_EACH),
+    "4 bits of all, 4 stages": Configuration("whole", coefficients=f"minmax4:{TOKEN}", **_EACH),
+    **{
+        f"d / {256 // rank}{suffix}": Configuration("constrained", rank=rank, coefficients=coefficients, **_EACH)
+        for rank, ways in ((32, 3), (16, 3), (8, 3), (4, 1), (2, 1))
+        for suffix, coefficients in (
+            ("", "fp32"),
+            (" in 8 bits", "minmax8:bucket=128"),
+            (" in 4 bits", "minmax4:bucket=128"),
+        )[:ways]
+    },
+}
+QUICK = (
+    *("free", "constrained, 32", "constrained, 32 in 8 bits", "1 bit of all"),
+    *("free, 4 stages", "4 bits of all, 4 stages", "d / 8", "d / 8 in 4 bits", "d / 64"),
+)
 
 
 def shortened(configuration: Configuration) -> Configuration:

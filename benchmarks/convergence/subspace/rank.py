@@ -36,6 +36,7 @@ class Configuration:
         learned: As `lc.subspace.Projection`.
         anchor: As `lc.subspace.Projection`.
         validation: Windows.
+        watched: Of them those that are evaluated at each point; 0: none.
         rank_every: Steps from one look at the stable rank of the `down` projections to the next; 0: at the end alone.
     """
 
@@ -56,6 +57,7 @@ class Configuration:
     steps: int = 500
     lr: float = 1e-3
     validation: int = 256
+    watched: int = 0
     rank_every: int = 0
     seed: int = 0
 
@@ -66,8 +68,8 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
     Returns:
         Of each run: `sent`, bytes of messages, frames included, by point of the curve; `stable_rank` of the `down` projections
         and of the `activations` behind the stage's last block at the end; `down_ranks`, the former from the first weights on,
-        every `rank_every` steps; `seconds` by point. On the last rank also `loss`, the
-        mean training loss (nats a byte) by point, and `validation`, of text that is not trained on.
+        every `rank_every` steps; `seconds` by point. On the last rank also `loss`, the mean training loss (nats a byte) by
+        point, and of text that is not trained on `validation`, and `validations` by point.
     """
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=configurations[0].stages)
     runs = [Run(c, rank).result() for c in configurations]
@@ -101,7 +103,7 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
         c = self.c
-        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "down_ranks": []}
+        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "down_ranks": [], "validations": []}
         lc.reset_stats()
         start, losses = time.monotonic(), []
         for step in range(c.steps):
@@ -110,9 +112,13 @@ class Run:
             losses.append(self.step(*self.corpus.batch(c.batch, CONTEXT, seed=c.seed, step=step, rank=0)))
             if (step + 1) % POINT == 0:
                 result["loss"].append(sum(losses) / len(losses))
-                result["sent"].append(sent())
-                result["seconds"].append(time.monotonic() - start)
+                result["sent"].append(sum(result["sent"][-1:]) + sent())
+                result["seconds"].append((stopped := time.monotonic()) - start)
                 losses = []
+                if c.watched:
+                    result["validations"].append(self.validation(c.watched))
+                lc.reset_stats()
+                start += time.monotonic() - stopped
         outputs: list[Tensor] = []
 
         def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -120,7 +126,7 @@ class Run:
                 outputs.append(output.flatten(0, 1))
 
         handle = self.module.subspace_parts.blocks_of(self.module)[-1][1].register_forward_hook(keep)
-        result["validation"] = self.validation()
+        result["validation"] = self.validation(c.validation)
         handle.remove()
         result["stable_rank"] = {
             "down": self.down_ranks(),
@@ -143,10 +149,10 @@ class Run:
             self.turns.step()
         return torch.stack(losses).mean().item() if self.last else 0.0
 
-    def validation(self) -> float:
+    def validation(self, windows: int) -> float:
         """Mean loss on text that is not trained on; codecs of messages are left out. Known to the last stage."""
         losses: list[Tensor] = []
-        for i in range(self.c.validation // self.c.batch):
+        for i in range(windows // self.c.batch):
             tokens, targets = self.corpus.validation_batch(self.c.batch, CONTEXT, i)
             of_batch: list[Tensor] = []  # torch empties the list at each call
             lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch, ids=tokens)

@@ -15,13 +15,13 @@ from report import Gate
 
 from convergence.subspace import gates as subspace_gates
 from convergence.subspace import rank as subspace_rank
-from convergence.subspace.presets import CLAIMS, FREE_BLOCKS, QUICK, VARIANTS, shortened
+from convergence.subspace.presets import BY_SECONDS, CLAIMS, FREE_BLOCKS, QUICK, VARIANTS, shortened
 from convergence.subspace.rank import POINT, Configuration, boundary_of
 
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
-SEEDS_OF_VARIANTS = 1
+ONE_SEED = ("variants", "ratios")  # parts
 RUN_S = 1200  # deadline of one run
-PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS}
+PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS, "ratios": BY_SECONDS}
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
@@ -44,8 +44,9 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
     for part, presets in PARTS.items():
         if part != only and (only or (quick and part != "claims")):
             continue
-        chosen = {name: shortened(c) for name, c in presets.items() if name in QUICK or only} if quick else presets
-        for seed in range(min(seeds, SEEDS_OF_VARIANTS) if part == "variants" else seeds):
+        short = presets.keys() & set(QUICK) or presets.keys()
+        chosen = {name: shortened(c) for name, c in presets.items() if name in short} if quick else presets
+        for seed in range(1 if part in ONE_SEED else seeds):
             names = list(chosen)
             for some in (names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)):
                 for name, run in zip(some, train([chosen[name] for name in some], seed), strict=True):
@@ -89,7 +90,7 @@ def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
             for of_look in zip(*(rank["down_ranks"] for rank in ranks), strict=True)
         ],
         "stream_rank": statistics.mean(rank["stable_rank"]["activations"] for rank in ranks[:-1]),
-        **{name: last[name] for name in ("loss", "validation", "seconds")},
+        **{name: last[name] for name in ("loss", "validation", "validations", "seconds")},
     }
 
 
@@ -105,6 +106,6 @@ def row(name: str, run: dict[str, Any]) -> str:
 def curve(run: dict[str, Any]) -> dict[str, Any]:
     """Returns a run as the JSON has it: a point every POINT steps, with bytes that all stages together have sent."""
     return {key: value for key, value in run.items() if key != "configuration"} | {
-        "loss": [round(loss, 5) for loss in run["loss"]],
+        **{key: [round(loss, 5) for loss in run[key]] for key in ("loss", "validations")},
         "seconds": [round(seconds, 2) for seconds in run["seconds"]],
     }

@@ -31,7 +31,7 @@ def test_replicas_quick(tmp_path):
     assert coded["replicas_bits"] == pytest.approx((32 + 3 * 4.03) / 4, rel=0.01)
     assert coded["coded"] == pytest.approx(1 - 8 / coded["replicas_bits"], abs=0.05)
     assert coded["loss"][-1] < 1.03 * exact["loss"][-1]
-    links = {row["link"] for row in content["same_loss"]}
+    links = {row["link"] for row in content["compared"]}
     assert len(links) == 8 and {"10gbit, here", "100mbit, paper"} <= links
     assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
 

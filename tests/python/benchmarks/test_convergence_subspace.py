@@ -32,6 +32,29 @@ def test_depth_quick(tmp_path):
     assert constrained["token_bytes"] < free["token_bytes"] / 7
 
 
+@pytest.mark.slow
+def test_ratios_quick(tmp_path):
+    """Rows after as many seconds on a link, of which those with fewer bytes a token take fewer a step."""
+    options = ("--only", "ratios", "--seconds", str(tmp_path / "seconds.png"))
+    content = quick_convergence("subspace", 1, tmp_path, *options)
+    rows = {(row["link"], row["name"]): row for row in content["compared"]}
+    assert len(rows) == 2 * 5
+    for link in {link for link, _ in rows}:
+        free, eighth = rows[link, "free, 4 stages"], rows[link, "d / 8"]
+        assert eighth["step_s"] < free["step_s"] and eighth["seconds"] == free["seconds"]
+    fast = {name: row["step_s"] for (link, name), row in rows.items() if "10 times" in link}
+    assert fast["d / 64"] == min(fast.values()) < 0.5 * fast["free, 4 stages"]
+    assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_loss_lies_between_two_points():
+    ratios = importlib.import_module("convergence.subspace.ratios")
+    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 45) == pytest.approx(1.875)
+    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 60) == 1.5
+    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 19) is None
+    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 61) is None
+
+
 def _round_trip(boundary, x, gradient):
     """The tensors that arrive forward and back at a boundary's two sides."""
     x = x.clone().requires_grad_()
