@@ -106,7 +106,8 @@ test-python: build
 
 # The tree against a torch of each minor version: copies with environments of their own in build-torch/, some 6 GB each where
 # torch comes with CUDA. MINORS="2.14 2.15" or newest takes some; TIER=private tests only what uses private names of torch's,
-# and the examples, TIER=adapters a third of that, which CI does for the newest; LIMIT is how many minutes a minor may take. With OPTIONAL=1 a torch that cannot be installed is said, and no failure.
+# and the examples, TIER=adapters a third of that, which CI does for the newest; LIMIT is how many minutes a minor may take.
+# With OPTIONAL=1 a torch that cannot be installed is said, and no failure.
 MINORS ?=
 TIER ?= quick
 LIMIT ?= 180

@@ -55,7 +55,7 @@ MEASURED: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
     **{method: functools.partial(of_cases, method) for method in CASES},
     "diloco": diloco_link.step_seconds,
 }
-# Whose losses are validation: what has `step_seconds` and `compared`.
+# Methods whose losses are validation, with the module that has their `step_seconds` and `compared`.
 SIMULATED = {"aq": pipeline_link, "aq_replicas": pipeline_link, "subspace": subspace_ratios}
 DRAWN = (*MEASURED, *SIMULATED)
 
@@ -71,9 +71,8 @@ def step_seconds(method: str, content: Mapping[str, Any]) -> dict[str, dict[str,
         LabError: A rank failed.
     """
     if method in SIMULATED:
-        found: dict[str, dict[str, float]] = SIMULATED[method].step_seconds(content)
-        return found
-    found = {}
+        return SIMULATED[method].step_seconds(content)
+    found: dict[str, dict[str, float]] = {}
     try:
         for rate in RATES:
             found[rate] = MEASURED[method](rate, content["configurations"])

@@ -97,7 +97,31 @@ HostReduction hostReduction(GroupParts& parts, const Tensors& tensors, const c10
   return {c10d::ReduceOp(c10d::ReduceOp::SUM), factor};
 }
 
-// `kCall` of the inner backend on all of `tensors`.
+// The arithmetic of a reduction; sum for AVG and PREMUL_SUM, whose factors ownReduction() adds.
+std::optional<ReduceKind> kindOf(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::AVG:
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::sum;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceKind::product;
+    case c10d::ReduceOp::MIN:
+      return ReduceKind::min;
+    case c10d::ReduceOp::MAX:
+      return ReduceKind::max;
+    case c10d::ReduceOp::BAND:
+      return ReduceKind::bit_and;
+    case c10d::ReduceOp::BOR:
+      return ReduceKind::bit_or;
+    case c10d::ReduceOp::BXOR:
+      return ReduceKind::bit_xor;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Issues an all_reduce of `tensors`, dense copies of which the inner backend reduces by its method `kCall`.
 template <auto kCall, class Options>
 WorkPtr allReduced(GroupParts& parts, c10d::OpType type, Tensors& tensors, const Options& opts) {
   Contiguous dense("all_reduce");
@@ -237,34 +261,6 @@ Tensors asReal(const Tensors& tensors, const c10d::ReduceOp& op) {
   }
   return real;
 }
-
-namespace {
-
-// What an op does with two elements; of the three sums' factors it does not tell.
-std::optional<ReduceKind> kindOf(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::AVG:
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceKind::sum;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceKind::product;
-    case c10d::ReduceOp::MIN:
-      return ReduceKind::min;
-    case c10d::ReduceOp::MAX:
-      return ReduceKind::max;
-    case c10d::ReduceOp::BAND:
-      return ReduceKind::bit_and;
-    case c10d::ReduceOp::BOR:
-      return ReduceKind::bit_or;
-    case c10d::ReduceOp::BXOR:
-      return ReduceKind::bit_xor;
-    default:
-      return std::nullopt;
-  }
-}
-
-}  // namespace
 
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
   const std::optional<ReduceKind> kind = kindOf(op);

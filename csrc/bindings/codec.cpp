@@ -20,7 +20,7 @@ namespace {
 using Channels = BoundCodec::Channels;
 using Given = BoundCodec::Given;
 
-// A method that draws, with a level table or none, for Python.
+// encode() or roundtrip() as a Python method, whose random draws are given by seed, stream and step.
 auto drawing(at::Tensor (BoundCodec::*method)(const at::Tensor&, const Draws&, const Given&) const) {
   return [method](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
                   const Given& table, const Given& out) {

@@ -38,8 +38,8 @@ FREE_BLOCKS = {
     "constrained, 16": Configuration("constrained", rank=16, **_SMALL),
     "constrained, 16, all blocks": Configuration("constrained", rank=16, free_blocks=0, **_SMALL),
 }
-# How few numbers a token pay on a slow link (the paper's figure 2 and table 1): k from d / 8 to d / 128, in fewer bits where that
-# is shorter, next to ways of the free decoder. Rows are compared after as many seconds (ratios.py).
+# Losses after equal seconds on a slow link (ratios.py; the paper's figure 2 and table 1): k from d / 8 to d / 128, in
+# fp32, and in 8 and 4 bits down to 8 coefficients, next to the free decoder with exact and coded messages.
 _EACH = {"layers": 4, "stages": 4, "steps": 600, "watched": 64}
 BY_SECONDS = {
     "free, 4 stages": Configuration("whole", **_EACH),

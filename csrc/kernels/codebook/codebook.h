@@ -9,8 +9,8 @@
 
 namespace lowcomm {
 
-// Which signs the rotation of a run's blocks has (below): those of block 0, or, where they turn, of `first` and those
-// that follow it.
+// The signs of a run's rotation (turnOf() below): where `each` is set, those of the blocks `first` and following; else
+// all blocks have those of block 0.
 struct Turns {
   uint64_t first = 0;
   bool each = false;
@@ -109,7 +109,7 @@ LOWCOMM_RULE constexpr uint32_t turnOf(uint64_t block) {
   return x ^ x >> 16;
 }
 
-// The word of a run's block `at`.
+// The turnOf() word of a run's block `at`, counted from the run's first one.
 LOWCOMM_RULE constexpr uint32_t turnAt(Turns turns, size_t at) {
   return turns.each ? turnOf(turns.first + at) : 0;
 }

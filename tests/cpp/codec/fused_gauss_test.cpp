@@ -79,8 +79,9 @@ TEST_P(GaussDeltas, OfEveryWidth) {
 }
 
 TEST_P(GaussDeltas, OfUnits) {
-  for (const char* text : {"gauss2:unit=576", "gauss4:unit=1600", "gauss4:bucket=1024,unit=1600", "gauss8:unit=40",
-                           "minmax4:bucket=128,unit=960", "sym4:unit=100", "qsgd4:bucket=64,unit=600"}) {
+  for (const char* text :
+       {"gauss2:unit=576", "gauss4:unit=1024", "gauss4:unit=1600", "gauss4:bucket=1024,unit=1600", "gauss8:unit=40",
+        "minmax4:bucket=128,unit=960", "sym4:unit=100", "qsgd4:bucket=64,unit=600"}) {
     const uint64_t unit = CodecSpec::parse(text).unit;
     for (uint64_t units : {1, 5, 8, 43})
       expectReference(text, unit * units);

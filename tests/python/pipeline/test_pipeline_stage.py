@@ -334,11 +334,8 @@ def _several(r, coded):
         first[0].weight.copy_(torch.eye(case.WIDTH))
         first[0].bias.zero_()
     cache = lc.pipeline.Cache() if coded else None
-    coding = {
-        "forward": "sym8:bucket=128",
-        "backward": "sym8:bucket=128",
-        "unit": "message",
-    }  # units of 3 would be exact
+    # By default a unit would be a token, of 3 elements, which travel exact.
+    coding = {"forward": "sym8:bucket=128", "backward": "sym8:bucket=128", "unit": "message"}
     options = {"cache": cache, **coding} if coded else {}
     stage = lc.pipeline.Stage(first if r.rank == 0 else _Last(), r.rank, 2, torch.device("cpu"), **options)
     schedule = ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
