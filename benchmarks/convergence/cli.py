@@ -10,6 +10,7 @@ Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,25 @@ DRAWS: dict[str, Callable] = {
     "seed_replay": seed_replay_plot.draw,
 }
 DRAWN = {"fsdp_tables": "errors"}
+
+
+POINTS = 100  # of a curve in the JSON, at most
+
+
+def thinned(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """A curve of at most POINTS points: each is the last of some, with their mean loss."""
+    steps = curve["step"]
+    together = -(-len(steps) // POINTS)
+    if together == 1:
+        return dict(curve)
+    ends = [*range(together, len(steps), together), len(steps)]
+    runs = list(zip([0, *ends], ends, strict=False))
+    found = dict(curve)
+    for name, values in curve.items():
+        if isinstance(values, list) and len(values) == len(steps):
+            mean = name == "loss"
+            found[name] = [round(statistics.mean(values[a:b]), 5) if mean else values[b - 1] for a, b in runs]
+    return found
 
 
 def parse() -> argparse.Namespace:
@@ -170,4 +190,6 @@ def main() -> int:
         if args.method in link_curves.SIMULATED:
             content["compared"] = link_curves.SIMULATED[args.method].compared(content, times)
         link_curves.draw(content["curves"], times, args.seconds, args.method)
+    if "curves" in content:
+        content["curves"] = [thinned(curve) for curve in content["curves"]]
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

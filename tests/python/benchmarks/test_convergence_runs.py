@@ -61,3 +61,14 @@ def test_a_changed_tree_keeps_nothing(tmp_path, kept, monkeypatch):
     monkeypatch.setattr(kept.report, "commit", lambda: "0123456789ab+")
     with pytest.raises(ValueError, match="expects a tree without changes, got commit 0123456789ab"):
         kept.choose(tmp_path)
+
+
+def test_a_long_curve_is_thinned_to_its_ends_and_means(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    cli = importlib.import_module("convergence.cli")
+    long = {"name": "a", "step": list(range(1, 252)), "loss": [float(i) for i in range(251)], "gates": [1, 2]}
+    thin = cli.thinned(long)
+    assert thin["step"] == [*range(3, 252, 3), 251] and len(thin["step"]) == 84 <= cli.POINTS
+    assert thin["loss"][:2] == [1.0, 4.0] and thin["loss"][-1] == 249.5
+    assert thin["name"] == "a" and thin["gates"] == [1, 2]
+    assert cli.thinned(thin) == thin, "a short curve stays as it is"
