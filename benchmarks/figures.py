@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _CONTEXT = 64  # tokens a sequence of the benchmarks' GPT
 _MICRO_BATCHES = 8  # of a step of `pipelines`
-_WARM_UP = 2  # exact steps before a run under DDP compresses
 _GATE = re.compile(r"^(?:PASS|FAIL)  (.+?) +(\S+) +(<=|>=|<|>|==) (\S+)$", re.MULTILINE)
 _UNITS = (1, 1e-9, 1e-6, 1e-3, 1e-2, 1e3, 1e6, 1e9)
 
@@ -151,12 +150,9 @@ def numbers_in(content: Any) -> Iterator[float]:
 
 
 def _computed(row: dict[str, Any]) -> Iterator[float]:
-    """A speed's share of its bound; bytes of a step after a DDP run's warm-up; an outer step's own work by an inner step."""
+    """A speed's share of its bound; an outer step's own work by an inner step."""
     if {"speedup", "bound"} <= row.keys():
         yield row["speedup"] / row["bound"]
-    sent = row.get("bytes")
-    if isinstance(sent, list) and len(sent) > _WARM_UP + 1 and not isinstance(sent[0], dict):  # of FSDP it is by kind
-        yield (sent[-1] - sent[_WARM_UP]) / (len(sent) - _WARM_UP - 1)
     if {"local_s", "coding_s", "step_s"} <= row.keys():
         yield (row["local_s"] + row["coding_s"]) / row["step_s"]
 

@@ -94,12 +94,12 @@ POINTS = 100  # of a curve in the JSON, at most
 
 
 def thinned(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """A curve of at most POINTS points: each is the last of some, with their mean loss."""
+    """A curve of at most POINTS points: the first one, and then each the last of some, with their mean loss."""
     steps = curve["step"]
-    together = -(-len(steps) // POINTS)
-    if together == 1:
+    if len(steps) <= POINTS:
         return dict(curve)
-    ends = [*range(together, len(steps), together), len(steps)]
+    together = -(-(len(steps) - 1) // (POINTS - 1))
+    ends = [1, *range(1 + together, len(steps), together), len(steps)]
     runs = list(zip([0, *ends], ends, strict=False))
     found = dict(curve)
     for name, values in curve.items():

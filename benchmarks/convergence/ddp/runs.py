@@ -94,6 +94,7 @@ def loss_gate(name: str, runs: list[dict[str, Any]], peer: str, peers: list[dict
 
 
 def curve(entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point a step."""
+    """Returns a run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point a step; `bytes_a_step` as a_step()."""
     kept = {key: entry[key] for key in ("name", "perplexity", "bytes", "seconds", "loss")}
-    return kept | {"seed": entry["configuration"].seed, "step": list(range(1, len(entry["bytes"]) + 1))}
+    steps = list(range(1, len(entry["bytes"]) + 1))
+    return kept | {"seed": entry["configuration"].seed, "step": steps, "bytes_a_step": a_step(entry)}

@@ -68,7 +68,7 @@ def test_a_long_curve_is_thinned_to_its_ends_and_means(monkeypatch):
     cli = importlib.import_module("convergence.cli")
     long = {"name": "a", "step": list(range(1, 252)), "loss": [float(i) for i in range(251)], "gates": [1, 2]}
     thin = cli.thinned(long)
-    assert thin["step"] == [*range(3, 252, 3), 251] and len(thin["step"]) == 84 <= cli.POINTS
-    assert thin["loss"][:2] == [1.0, 4.0] and thin["loss"][-1] == 249.5
+    assert thin["step"] == [*range(1, 251, 3), 251] and len(thin["step"]) == 85 <= cli.POINTS
+    assert thin["loss"][:3] == [0.0, 2.0, 5.0] and thin["loss"][-1] == 250.0
     assert thin["name"] == "a" and thin["gates"] == [1, 2]
     assert cli.thinned(thin) == thin, "a short curve stays as it is"
