@@ -49,10 +49,19 @@ TEST_F(CudaRotated, EveryFamilyBucketAndSizeEqualsScalar) {
   }
 }
 
+// The reference is the codec of units, which turns the signs of the parts that it is made of.
 TEST_F(CudaRotated, UnitsOfWholeBucketsTurnTheirBlocks) {
-  for (const char* text :
-       {"gauss4:unit=1024", "gauss2:unit=512", "gauss8:bucket=2048,unit=4096", "sym4:bucket=512,rotate=1,unit=512"})
-    ASSERT_NO_FATAL_FAILURE(expectSame(text, elements(3 * 4096)));
+  const std::vector<float> x = elements(3 * 4096);
+  for (const char* text : {"gauss4:unit=1024", "gauss2:unit=512", "gauss8:bucket=2048,unit=4096",
+                           "sym4:bucket=512,rotate=1,unit=512", "qsgd4:bucket=1024,rotate=1,unit=2048"}) {
+    const auto reference = test::codecOf(text, *scalarKernels());
+    uint32_t refused = 0;
+    const test::Bytes expected = test::encoded(*reference, x, test::kDraws);
+    ASSERT_EQ(test::encodedThere(Case(text), x, DType::float32, 0, refused), expected) << text;
+    const std::vector<float> y = test::decoded(*reference, expected, x.size());
+    ASSERT_EQ(test::decodedThere<float>(Case(text), expected, x.size(), DType::float32, refused), y) << text;
+    ASSERT_EQ(refused, 0u) << text;
+  }
 }
 
 TEST_F(CudaRotated, EveryWidth) {
