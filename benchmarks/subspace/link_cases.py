@@ -16,7 +16,7 @@ class Case:
         coefficients: As `lc.subspace.cut`.
         schedule: As pipelines.bound.order().
         ahead: As pipelines.bound.order().
-        generates: Whether it generates too.
+        generates: Turns of generation; 0: it does not generate. One is enough where a turn takes minutes.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Case:
     coefficients: str = "fp32"
     schedule: str = "GPipe"
     ahead: int = 0
-    generates: bool = False
+    generates: int = 0
     ours: bool = True
 
     @property

@@ -31,8 +31,8 @@ class Measured:
             unlimited one, or with a delay.
         frames_lost: Those that the lab's forwarder dropped for want of time.
         rows: A case each.
-        prompts_s: Seconds until all prompts have their first token, medians; None without generation.
-        token_s: Seconds of one token more of all prompts.
+        generated: By name of a case that generates: seconds until all prompts have their first token, and seconds
+            of one token more of all prompts; medians.
     """
 
     stages: int
@@ -42,8 +42,7 @@ class Measured:
     goodput_share: float | None
     frames_lost: int
     rows: list[Row]
-    prompts_s: float | None = None
-    token_s: float | None = None
+    generated: dict[str, tuple[float, float]]
 
     @property
     def compute_s(self) -> float:
@@ -89,7 +88,10 @@ def measure(setting: Setting) -> Measured:
         ranks = run_on_hosts(lab, "subspace.link_rank", setting.job())
         lost = lab.forwarder_drops()
     goodput = [row.measured / row.expected for row in checked if row.what == "goodput" and row.expected]
-    generated = [statistics.median(seconds) for seconds in zip(*ranks[0]["generated"], strict=True)] or [None, None]
+    generated = {
+        name: tuple(statistics.median(seconds) for seconds in zip(*turns, strict=True))
+        for name, turns in ranks[0]["generated"].items()
+    }
     first = [rank["rows"][0] for rank in ranks]
     return Measured(
         stages=setting.stages,
@@ -99,6 +101,5 @@ def measure(setting: Setting) -> Measured:
         goodput_share=min(goodput, default=None),
         frames_lost=lost,
         rows=rows_of(setting, ranks, direction(setting), shared=True),
-        prompts_s=generated[0],
-        token_s=generated[1],
+        generated=generated,
     )

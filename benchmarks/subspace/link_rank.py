@@ -94,11 +94,11 @@ def main() -> None:
             way.by_itself()
             dist.barrier()
             way.time()
-    generated = []
-    if job["generate"]:
-        way = next(way for way, case in zip(ways, cases, strict=True) if case.generates)
-        way.generate(tokens(1, 1), 2)  # makes the connections of tokens
-        generated = [way.generated(*job["generate"]) for _ in range(job["repetitions"])]
+    generated = {}
+    for way, case in zip(ways, cases, strict=True):
+        if job["generate"] and case.generates:
+            way.generate(tokens(1, 1), 2)  # makes the connections of tokens
+            generated[case.name] = [way.generated(*job["generate"]) for _ in range(case.generates)]
     finish({"rows": [way.result() for way in ways], "generated": generated})
     dist.barrier()
     dist.destroy_process_group()

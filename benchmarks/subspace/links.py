@@ -25,8 +25,8 @@ TIMES = 15
 UNCOMPRESSED, TENTH = "uncompressed", "k = 10"
 RATIOS = ("k = 64", "k = 128")  # d / k = 16 and 8
 CASES = (
-    Case(UNCOMPRESSED, "whole"),
-    Case(TENTH, "constrained", 10, generates=True),
+    Case(UNCOMPRESSED, "whole", generates=1),
+    Case(TENTH, "constrained", 10, generates=3),
     Case(RATIOS[0], "constrained", 64),
     Case(RATIOS[1], "constrained", 128),
     Case(f"{RATIOS[1]} in 8 bits", "constrained", 128, "minmax8:bucket=128"),
@@ -64,11 +64,29 @@ def slow_rate(unlimited: Measured) -> str:
     return f"{bytes_per_s * 8 * SEGMENT_FRAME / SEGMENT_PAYLOAD / 1e3:.0f}kbit"
 
 
-def speeds(setting: Setting, measured: Measured) -> tuple[float, float]:
+def speeds(setting: Setting, measured: Measured, case: str) -> tuple[float, float]:
     """Tokens a second of prompts, and of what is generated behind them."""
-    assert setting.generate is not None and measured.prompts_s is not None and measured.token_s is not None
+    assert setting.generate is not None
     prompts, length, _ = setting.generate
-    return prompts * length / measured.prompts_s, prompts / measured.token_s
+    prompts_s, token_s = measured.generated[case]
+    return prompts * length / prompts_s, prompts / token_s
+
+
+def show_generation(setting: Setting, unlimited: Measured, slow: Measured) -> list[dict[str, Any]]:
+    """Prints tokens a second on both links, and how many times an uncompressed boundary's; returns the JSON's rows."""
+    print(f"# {'tokens a second':<34}{'unlimited':>12}{'slow':>12}{'share':>9}{'x uncompressed, slow':>22}")
+    rows = []
+    base = speeds(setting, slow, UNCOMPRESSED)
+    for case in slow.generated:
+        both = zip(speeds(setting, unlimited, case), speeds(setting, slow, case), strict=True)
+        for what, uncompressed, (here, there) in zip(("prompts", "generated"), base, both, strict=True):
+            row = {"messages": case, "what": what, "unlimited": here, "slow": there, "share": there / here}
+            rows.append(row | {"times": there / uncompressed})
+            print(
+                f"  {f'{case}, {what}':<34}{here:>12.1f}{there:>12.1f}{there / here:>9.3f}{there / uncompressed:>22.2f}",
+                flush=True,
+            )
+    return rows
 
 
 def show(setting: Setting, unlimited: Measured, slow: Measured) -> dict[str, Any]:
@@ -104,14 +122,7 @@ def show(setting: Setting, unlimited: Measured, slow: Measured) -> dict[str, Any
         )
     content = {"name": setting.name, "unlimited": unlimited.to_json(), "slow": slow.to_json(), "rows": rows}
     if setting.generate:
-        shares = []
-        print(f"# {'tokens a second, ' + TENTH:<24}{'unlimited':>12}{'slow':>12}{'share':>9}")
-        for what, here_s, there_s in zip(
-            ("prompts", "generated"), speeds(setting, unlimited), speeds(setting, slow), strict=True
-        ):
-            shares.append({"what": what, "unlimited": here_s, "slow": there_s, "share": there_s / here_s})
-            print(f"  {what:<24}{here_s:>12.1f}{there_s:>12.1f}{there_s / here_s:>9.3f}", flush=True)
-        content["generation"] = shares
+        content["generation"] = show_generation(setting, unlimited, slow)
     return content
 
 
@@ -131,6 +142,7 @@ def gates(content: dict[str, Any], slow: Measured) -> list[report.Gate]:
     found += [
         report.Gate(f"{name}: tokens a second, {of['what']}, slow / unlimited", of["share"], ">=", GENERATES)
         for of in content.get("generation", ())
+        if of["messages"] == TENTH
     ]
     found.append(report.Gate(f"{name}: a TCP stream's rate / the link's", slow.goodput_share or 0, ">=", 0.97))
     return found

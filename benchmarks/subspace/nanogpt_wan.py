@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from subspace.link_cases import Case, Setting
 
 PARTS = ("scores", "links")
 SHOWN = (0.4, 0.6, 0.8)  # of the free run's steps, in the table of steps
+TARGETS = SHOWN[1:]  # of scores: one that most methods reach, and one that few do
+Steps = dict[str, float | None]  # by run; None: it does not reach the target
 WITHIN = 0.10
 HERE, RECORD = "this machine", "the record's machines"
 # A quarter of the records' rate, and micro-batches that take as long on it as on theirs: the lab's processors carry no more.
@@ -57,26 +61,25 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def show_steps(curves: target_steps.Curves) -> tuple[float, dict[str, float | None], dict[str, Any]]:
-    """A line a method; the share of the free run's steps that is the target, the methods' steps to it, and the JSON."""
+def show_steps(curves: target_steps.Curves) -> tuple[dict[float, Steps], dict[str, Any]]:
+    """A line a method; the methods' steps to each of SHOWN, and the JSON."""
     names = [method.run for method in wan.METHODS]
-    share, steps = target_steps.chosen(curves, names)
-    by_share = {shown: target_steps.of_runs(curves, shown, names) for shown in SHOWN}
-    heads = "".join(f"{f'at {shown:.0%}':>10}" for shown in SHOWN)
+    steps = {share: target_steps.of_runs(curves, share, names) for share in SHOWN}
+    heads = "".join(f"{f'at {share:.0%}':>10}" for share in SHOWN)
     print(
-        f"# steps to the training loss that the free run has at a share of its steps; scores have the one at {share:.0%}. "
+        "# steps to the training loss that the free run has at a share of its steps. "
         "validation: by exact messages at the end, over the free run's"
     )
-    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{'validation':>12}{heads}{f'at {share:.0%}':>10}")
+    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{'validation':>12}{heads}")
     rows = []
-    for method in (method for method in wan.METHODS if method.run in steps):
-        cells = [*(by_share[shown][method.run] for shown in SHOWN), steps[method.run]]
+    for method in (method for method in wan.METHODS if method.run in steps[SHOWN[0]]):
+        cells = [of_share[method.run] for of_share in steps.values()]
         validation = target_steps.validation(curves, method.run)
         row = {"method": method.name, "token_bytes": method.token_bytes(), "validation": validation, "steps": cells}
         rows.append(row)
         texts = "".join(f"{number(cell, '.1f'):>10}" for cell in cells)
         print(f"  {method.name:<30}{method.run:<28}{method.token_bytes():>15.1f}{validation:>12.3f}{texts}")
-    return share, steps, {"share": share, "shares": SHOWN, "steps": rows}
+    return steps, {"shares": SHOWN, "steps": rows}
 
 
 def number(value: float | None, form: str) -> str:
@@ -92,58 +95,88 @@ def show_stages(speed: str, stages: wan.Seconds) -> None:
             print(f"  {speed:<22}{kind:<14}{where:<16}{forward * 1e6:>14.3f}{backward * 1e6:>14.3f}")
 
 
-def show_scores(steps: dict[str, float | None], speeds: dict[str, wan.Seconds]) -> dict[str, Any]:
+def show_scores(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> dict[str, Any]:
     """The methods on the records' link, the records, and which method wins on others; the JSON."""
-    content: dict[str, Any] = {"scores": [], "records": [], "winners": []}
+    return {
+        "scores": show_methods(steps, speeds),
+        "records": show_records(speeds[RECORD]),
+        "winners": show_winners(steps, speeds),
+    }
+
+
+def show_methods(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> list[dict[str, Any]]:
+    """A line a method on the records' link, with its score at each of TARGETS."""
     print(
         f"# {wan.RATE / 1e6:.0f} Mbit/s, {wan.DELAY * 1e3:.0f} ms, {wan.STAGES} stages, 1F1B, {wan.MICRO_BATCHES} micro-batches, "
         f"{wan.TOKENS} tokens a step"
     )
-    print(f"# {'stages of':<22}{'method':<30}{'steps':>10}{'s a step':>10}{'hours':>10}{'x bf16':>9}")
+    heads = "".join(f"{f'hours at {share:.0%}':>14}{'x bf16':>9}" for share in TARGETS)
+    print(f"# {'stages of':<22}{'method':<30}{'s a step':>10}{heads}")
+    rows = []
     for speed, seconds in speeds.items():
-        found = wan.scores(steps, seconds, rate=wan.RATE, delay=wan.DELAY)
-        base = found[0].total_s
-        for score in found:
-            hours = None if score.total_s is None else score.total_s / 3600
-            times = None if score.total_s is None or base is None else score.total_s / base
-            content["scores"].append({"stages": speed, **dataclasses.asdict(score), "hours": hours, "times": times})
-            print(
-                f"  {speed:<22}{score.name:<30}{number(score.steps, '.1f'):>10}{score.seconds:>10.2f}"
-                f"{number(hours, '.3f'):>10}{number(times, '.3f'):>9}"
-            )
-    seconds = speeds[RECORD]
+        found = {share: wan.scores(steps[share], seconds, rate=wan.RATE, delay=wan.DELAY) for share in TARGETS}
+        for scores in zip(*found.values(), strict=True):
+            cells = ""
+            for share, score in zip(TARGETS, scores, strict=True):
+                hours = None if score.total_s is None else score.total_s / 3600
+                times = over_bf16(score, found[share])
+                rows.append(
+                    {"stages": speed, "share": share, **dataclasses.asdict(score), "hours": hours, "times": times}
+                )
+                cells += f"{number(hours, '.3f'):>14}{number(times, '.3f'):>9}"
+            print(f"  {speed:<22}{scores[0].name:<30}{scores[0].seconds:>10.2f}{cells}")
+    return rows
+
+
+def over_bf16(score: wan.Score, found: Sequence[wan.Score]) -> float | None:
+    """A score over that of uncompressed bf16, the first one."""
+    base = found[0].total_s
+    return None if score.total_s is None or base is None else score.total_s / base
+
+
+def show_records(seconds: wan.Seconds) -> list[dict[str, Any]]:
+    """A line a record."""
     print(
         "# simulated: a fit of three choices (tokens, micro-batches, speed) to the two published numbers, no prediction"
     )
     print(
         f"# {'published, bytes a token':<30}{'both ways':>14}{'steps':>8}{'s a step':>10}{'simulated':>11}{'hours':>9}"
     )
+    rows = []
     for record in wan.RECORDS:
         simulated = wan.step_s(record.token_bytes / 2, seconds[record.kind])
         hours = record.steps * record.seconds / 3600
-        content["records"].append({**dataclasses.asdict(record), "simulated_s": simulated, "hours": hours})
+        rows.append({**dataclasses.asdict(record), "simulated_s": simulated, "hours": hours})
         print(
             f"  {record.name:<30}{record.token_bytes:>14}{record.steps:>8}{record.seconds:>10.1f}{simulated:>11.2f}{hours:>9.2f}"
         )
+    return rows
+
+
+def show_winners(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> list[dict[str, Any]]:
+    """A line a link, with the method that has the least score at each of TARGETS."""
     print("# least steps x seconds, over bf16's; records: the same of theirs, k = 160 over bf16, by their own steps")
-    print(f"# {'stages of':<22}{'Mbit/s':>7}{'ms':>5}  {'winner':<30}{'x bf16':>9}{'records':>10}")
+    heads = "".join(f"  {f'winner at {share:.0%}':<28}{'x bf16':>8}" for share in TARGETS)
+    print(f"# {'stages of':<22}{'Mbit/s':>7}{'ms':>5}{heads}{'records':>10}")
+    rows = []
     for speed, seconds in speeds.items():
-        for rate in wan.RATES:
-            for delay in wan.DELAYS:
-                found = wan.scores(steps, seconds, rate=rate, delay=delay)
-                best, base = wan.winner(found), found[0].total_s
-                times = None if base is None or best.total_s is None else best.total_s / base
-                records = wan.records_ratio(seconds, rate=rate, delay=delay)
-                row = {"stages": speed, "rate": rate, "delay_s": delay, "winner": best.name, "times": times}
-                content["winners"].append(row | {"records": records})
-                link = f"{rate / 1e6:>7.0f}{delay * 1e3:>5.0f}"
-                print(f"  {speed:<22}{link}  {best.name:<30}{number(times, '.3f'):>9}{records:>10.3f}")
-    return content
+        for rate, delay in itertools.product(wan.RATES, wan.DELAYS):
+            records = wan.records_ratio(seconds, rate=rate, delay=delay)
+            cells = ""
+            for share in TARGETS:
+                found = wan.scores(steps[share], seconds, rate=rate, delay=delay)
+                best = wan.winner(found)
+                times = over_bf16(best, found)
+                row = {"stages": speed, "rate": rate, "delay_s": delay, "share": share, "winner": best.name}
+                rows.append(row | {"times": times, "records": records})
+                cells += f"  {best.name:<28}{number(times, '.3f'):>8}"
+            print(f"  {speed:<22}{rate / 1e6:>7.0f}{delay * 1e3:>5.0f}{cells}{records:>10.3f}")
+    return rows
 
 
 def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any]:
     """Steps, stages and scores."""
-    _, steps, content = show_steps(curves)
+    steps, content = show_steps(curves)
     sizes = {"width": wan.WIDTH, "vocabulary": stage_seconds.VOCABULARY, "context": stage_seconds.CONTEXT}
     if quick:
         sizes = {"width": 128, "vocabulary": 512, "context": 64}

@@ -10,7 +10,6 @@ Curves = Sequence[Mapping[str, Any]]  # name, seed, step and loss by point; a ru
 
 FREE = "free"
 LEAKS = 1.25  # validation over training loss; 2.3 of gauss4, whose buckets are two tokens, and below 1.02 of others that learn
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the free run's steps, whose loss there is a target
 
 
 def falling(loss: Sequence[float]) -> list[float]:
@@ -77,12 +76,3 @@ def of_runs(curves: Curves, share: float, names: Iterable[str]) -> dict[str, flo
         if steps:
             found[name] = None if None in steps else statistics.mean(step for step in steps if step is not None)
     return found
-
-
-def chosen(curves: Curves, names: Sequence[str]) -> tuple[float, dict[str, float | None]]:
-    """The largest of SHARES at which more than half of the runs reach the target, or the last one; and their steps."""
-    for share in SHARES:
-        steps = of_runs(curves, share, names)
-        if 2 * sum(found is not None for found in steps.values()) > len(steps):
-            break
-    return share, steps

@@ -177,7 +177,7 @@ def scores(steps: Mapping[str, float | None], seconds: Seconds, *, rate: float, 
 
 
 def winner(found: Sequence[Score]) -> Score:
-    """The least score; ValueError where none reaches the target."""
+    """The least score; ValueError where no method reaches the target."""
     reached = {score.total_s: score for score in found if score.total_s is not None}
     if not reached:
         raise ValueError("expected a method that reaches the target, got none")
