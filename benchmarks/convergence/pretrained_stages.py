@@ -1,43 +1,46 @@
-"""One rank of `pretrained.py` whose model is cut into two stages: fine-tunes windows of text that come back."""
+"""One rank of `pretrained.py` whose model is cut into stages: fine-tunes windows of text that come back.
+
+`python -m convergence.pretrained_stages JOB.json` is the same on a host of a lab.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import data
 import torch
 import torch.distributed as dist
+from linklab.job import job_of_host
 from measure import sent_in_messages
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
 from torch.nn import functional
 
 import torch_lowcomm as lc
-
-if TYPE_CHECKING:
-    from convergence.pretrained_rank import Configuration
+from convergence.pretrained_rank import Configuration
 
 MICRO_BATCHES = 4
 SAMPLES = 16  # windows, all of which an epoch visits
-STAGES = 2
 
 
 class Part(nn.Module):
-    """Half of the layers of a causal language model of transformers: with the embedding, or with the norm and the head.
+    """Layers of a causal language model of transformers, of one stage of some: the first has the embedding, the last the head.
 
     Where the model's head is its embedding the two are weights of their own from here on.
     """
 
-    def __init__(self, model: Any, index: int) -> None:
+    def __init__(self, model: Any, index: int, count: int) -> None:
         super().__init__()
-        layers, half = list(model.model.layers), len(model.model.layers) // STAGES
-        self.layers = nn.ModuleList(layers[:half] if index == 0 else layers[half:])
+        layers = list(model.model.layers)
+        begin, end = (place * len(layers) // count for place in (index, index + 1))
+        self.layers = nn.ModuleList(layers[begin:end])
         self.rotary = model.model.rotary_emb
         self.embed = model.model.embed_tokens if index == 0 else None
-        self.norm, self.head = (model.model.norm, model.lm_head) if index else (None, None)
+        self.norm, self.head = (model.model.norm, model.lm_head) if index == count - 1 else (None, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [windows, context] or activations [windows, context, width] → activations or logits."""
@@ -59,13 +62,13 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def train(rank: int, init_method: str, *, configuration: Configuration, model: str, text: str) -> dict[str, Any]:
     """As `pretrained_rank.train`; `options` are those of lc.pipeline.Stage, and `cache`. Losses are those of the last stage."""
     c = configuration
-    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=STAGES)
+    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=c.stages)
     torch.manual_seed(c.seed)
     corpus = data.Corpus(**torch.load(text, weights_only=True))
     options = dict(c.options)
     cache = lc.pipeline.Cache() if options.pop("cache", False) else None
-    part = Part(torch.load(model, weights_only=False), rank)
-    stage = lc.pipeline.Stage(part, rank, STAGES, torch.device("cpu"), cache=cache, **options)
+    part = Part(torch.load(model, weights_only=False), rank, c.stages)
+    stage = lc.pipeline.Stage(part, rank, c.stages, torch.device("cpu"), cache=cache, **options)
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=c.lr, fused=True)
     windows = list(zip(*corpus.batch(SAMPLES, c.context, seed=c.seed, step=0, rank=0), strict=True))
@@ -83,7 +86,7 @@ def train(rank: int, init_method: str, *, configuration: Configuration, model: s
         optimizer.zero_grad()
         run["bytes"].append(sent_in_messages() - before)
         run["seconds"].append(time.monotonic() - start)
-        run["loss"].append(_of_last(losses))
+        run["loss"].append(_of_last(losses, c))
         if rank == 0:
             print(f"# stages step {step + 1}: loss {run['loss'][-1]:.4f}", file=sys.stderr, flush=True)
     run["after"] = validation(schedule, corpus, c)
@@ -101,11 +104,23 @@ def validation(schedule: Schedule1F1B, corpus: data.Corpus, c: Configuration) ->
         of_batch: list[Tensor] = []  # torch empties the list at each call
         lc.pipeline.evaluate(schedule, tokens, target=targets, losses=of_batch)
         losses += of_batch
-    return _of_last(losses)
+    return _of_last(losses, c)
 
 
-def _of_last(losses: list[Tensor]) -> float:
+def _of_last(losses: list[Tensor], c: Configuration) -> float:
     """The last stage's mean, on all ranks."""
     mean = torch.stack(losses).mean().detach() if losses else torch.zeros(())
-    dist.broadcast(mean, STAGES - 1)
+    dist.broadcast(mean, c.stages - 1)
     return float(mean)
+
+
+def main() -> None:
+    """Trains the job's stage."""
+    job, finish = job_of_host()
+    torch.set_num_threads(1)
+    configuration = Configuration(**job.pop("configuration"))
+    finish(train(int(os.environ["RANK"]), "env://", configuration=configuration, **job))
+
+
+if __name__ == "__main__":
+    main()
