@@ -18,6 +18,7 @@ PROGRAMS = {
     "diloco_lab": ("diloco.lab", "outer loops on slow links next to torchft's, with their losses; as root"),
     "diloco_sites": ("diloco.sites", "what a site of several ranks sends, keeps and takes over when it joins"),
     "pipelines": ("pipelines.cli", "seconds of a pipeline's step on slow links, next to torch's stages; as root"),
+    "stable_rank": ("subspace.stable_rank", "how low the rank of a pretrained decoder's projections and gradients is"),
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),
     "subspace_boundary": ("subspace.boundary", "what a subspace boundary costs next to its products and to a block"),
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),

@@ -31,11 +31,12 @@ from convergence.pipeline.rank import Configuration
 
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
 ONE_SEED = ("variants", "stages")  # parts; the others have as many as there are
+ALONE = ("fine_tuning", "fresh", "wide", "sentences")  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 400  # deadline of one run
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything, or `only` one of PARTS; prints a row a run.
+    """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
     Args:
         quick: Fewer samples, epochs and runs, and bounds that so few steps reach; the part `claims` alone unless `only` is.
@@ -48,7 +49,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
     print_heading()
     runs: dict[str, list[dict[str, Any]]] = {}
     for part, presets in PARTS.items():
-        if part != only and (only or (quick and part != "claims")):
+        if part != only and (only or part in ALONE or (quick and part != "claims")):
             continue
         if quick:
             presets = {name: shortened(c) for name, c in presets.items() if name in QUICK or part != "claims"}

@@ -20,12 +20,13 @@ from convergence.subspace.rank import POINT, Configuration, boundary_of
 
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
 ONE_SEED = ("variants", "ratios")  # parts
+ALONE = ("ratios",)  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 1200  # deadline of one run
 PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS, "ratios": BY_SECONDS}
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything, or `only` one of PARTS; prints a row a run.
+    """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
     Args:
         quick: A smaller decoder, fewer steps and runs.
@@ -42,7 +43,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
     )
     runs: dict[str, list[dict[str, Any]]] = {}
     for part, presets in PARTS.items():
-        if part != only and (only or (quick and part != "claims")):
+        if part != only and (only or part in ALONE or (quick and part != "claims")):
             continue
         short = presets.keys() & set(QUICK) or presets.keys()
         chosen = {name: shortened(c) for name, c in presets.items() if name in short} if quick else presets
