@@ -10,10 +10,10 @@ seconds depend on the machine, the bytes do not; perplexity is by exact messages
 
                                                              exact    gauss2 changes, gauss4 gradients
     train loss, first epoch                                     1.9672                              1.9672
-    train loss, last epoch                                      1.5922                              1.5963
-    validation perplexity                                        6.988                               7.006
-    sent by the last stage, MB                                   33.62                                4.29
-    fewer bytes, times                                             1.0                                 7.8
+    train loss, last epoch                                      1.5922                              1.5966
+    validation perplexity                                        6.988                               6.997
+    sent by the last stage, MB                                   33.62                                4.40
+    fewer bytes, times                                             1.0                                 7.6
     cache of the last stage, MB                                    0.0                                 2.1
     seconds                                                        3.5                                 3.7
 

@@ -346,7 +346,8 @@ class _Changes:
         if not self.open and self._sums > self._LARGE * self._values:
             logger.warning(
                 "%s: after their second visit the samples still change by %.2f of their activations' size (more than %.1f): "
-                "their inputs differ from visit to visit, and a stage without cache=, at 4 bits or more, serves as well",
+                "their inputs differ from visit to visit, or the model still learns fast; where this stays so, a stage without "
+                "cache=, at 4 bits or more, serves as well",
                 self._where,
                 self._sums / self._values,
                 self._LARGE,
