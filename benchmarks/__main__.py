@@ -24,6 +24,7 @@ PROGRAMS = {
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),
     "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay; as root"),
     "seed_replay_base": ("seed_replay.base", "what quantized weights cost seed_replay in loss, seconds and memory"),
+    "seed_replay_smollm2": ("seed_replay.smollm2", "SmolLM2 tuned by seed replay and by back-propagation under ddp"),
     "seed_replay_cost": ("seed_replay.cost", "what a step of seed_replay costs beyond its forward passes"),
     "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),
     "codec_peers": ("codec.peers", "speed of codecs next to FBGEMM and pi-quant"),
