@@ -188,12 +188,10 @@ def _ratio_of_losses(name: str) -> str:
 
 
 def _validation_of_stages(name: str) -> str:
-    """The same of `convergence aq` in two stages, of samples that come back: validation by exact messages, over all seeds."""
+    """The same in two stages, of samples that come back: validation by exact messages after each run's best epoch, all seeds."""
     setting = "fine-tuning, 2 stages"
-    runs = {(run["name"], run["seed"]): run["validation"] for run in load("aq_sgd")["curves"]}
+    runs = {(run["name"], run["seed"]): min(run["validations"]) for run in load("aq_fine_tuning")["curves"]}
     losses = {seed: loss for (run, seed), loss in runs.items() if run == f"{name}, {setting}"}
-    if not losses:
-        return "-"  # not trained yet
     return f"{math.exp(statistics.mean(loss - runs[f'exact, {setting}', seed] for seed, loss in losses.items())):.3f}"
 
 

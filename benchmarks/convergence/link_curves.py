@@ -113,6 +113,7 @@ def draw(
         axes.set_title(rate)
         axes.set_xlabel("seconds")
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(f"{kind} loss (nats a byte)")
     panels[0].legend(fontsize=7)

@@ -37,6 +37,18 @@ def steps_to(steps: Sequence[int], loss: Sequence[float], target: float) -> floa
     return None
 
 
+def loss_at(steps: Sequence[int], losses: Sequence[float], step: float) -> float | None:
+    """A curve's value at a step, by a straight line between two points; None before the first and behind the last one."""
+    if not steps[0] <= step <= steps[-1]:
+        return None
+    for (a, at_a), (b, at_b) in zip(
+        zip(steps, losses, strict=True), zip(steps[1:], losses[1:], strict=True), strict=False
+    ):
+        if step <= b:
+            return at_a + (at_b - at_a) * (step - a) / (b - a)
+    return losses[-1]
+
+
 def keeps_its_loss(curve: Mapping[str, Any]) -> bool:
     """Whether a run's model has, by exact messages, about the loss that it trained to by its own.
 

@@ -7,13 +7,14 @@ one that computes FASTER times as fast; messages have the bytes that the runs ha
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import model
 from linklab.link import goodput_bits
 from pipelines import bound
 from subspace import stage_seconds
+from subspace.target_steps import loss_at
 from subspace.wan import StageSeconds
 
 from convergence.subspace.presets import BY_SECONDS
@@ -64,18 +65,6 @@ def step_seconds(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         }
         for speed, of_kind in speeds.items()
     }
-
-
-def loss_at(steps: Sequence[int], losses: Sequence[float], step: float) -> float | None:
-    """A curve's value at a step, by a straight line between two points; None before the first and behind the last one."""
-    if not steps[0] <= step <= steps[-1]:
-        return None
-    for (a, at_a), (b, at_b) in zip(
-        zip(steps, losses, strict=True), zip(steps[1:], losses[1:], strict=True), strict=False
-    ):
-        if step <= b:
-            return at_a + (at_b - at_a) * (step - a) / (b - a)
-    return losses[-1]
 
 
 def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:

@@ -149,3 +149,19 @@ def test_the_papers_adam_is_ours_without_codes(pair):
     assert ranks[0][0] == ranks[1][0], "ranks keep the same bits"
     assert ranks[0][1] == 15 * lc.codec("sym4:bucket=512").encoded_bytes(621)
     assert ranks[0][0] != others
+
+
+def test_seconds_to_losses_of_exact_training_before_it_learns_by_heart():
+    link = importlib.import_module("convergence.pipeline.link")
+    exact, coded = f"exact{link._SETTING}", f"AQ{link._SETTING}"
+    losses = {exact: [2.0, 1.8, 1.6, 1.5, 1.45, 1.4, 1.9, 2.0], coded: [2.0, 1.9, 1.7, 1.65, 1.6, 1.55, 1.5, 1.5]}
+    curves = [
+        {"name": name, "seed": 0, "step": [10 * (i + 1) for i in range(8)], "validations": of}
+        for name, of in losses.items()
+    ]
+    rows = {row["name"]: row for row in link.compared({"curves": curves}, {"a link": {exact: 2.0, coded: 0.5}})}
+    # Its least loss comes at step 60: targets are those of steps 36 and 48.
+    assert [to["target"] for to in rows[exact]["to"]] == pytest.approx([1.54, 1.46])
+    first, second = rows[coded]["to"]
+    assert first["steps"] == pytest.approx(62) and first["times"] == pytest.approx(2.0 * 36 / (0.5 * 62))
+    assert second == {"target": second["target"], "steps": None, "seconds": None, "times": None}

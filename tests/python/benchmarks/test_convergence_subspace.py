@@ -48,11 +48,11 @@ def test_ratios_quick(tmp_path):
 
 
 def test_a_loss_lies_between_two_points():
-    ratios = importlib.import_module("convergence.subspace.ratios")
-    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 45) == pytest.approx(1.875)
-    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 60) == 1.5
-    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 19) is None
-    assert ratios.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 61) is None
+    target_steps = importlib.import_module("subspace.target_steps")
+    assert target_steps.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 45) == pytest.approx(1.875)
+    assert target_steps.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 60) == 1.5
+    assert target_steps.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 19) is None
+    assert target_steps.loss_at([20, 40, 60], [3.0, 2.0, 1.5], 61) is None
 
 
 def _round_trip(boundary, x, gradient):
