@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Case]]] = {
     ),
 }
 _COLUMNS = 4  # of panels, at most
+_LINES = ("-", "--", ":")  # matplotlib has ten colours
 _STEPS = 3  # timed of every case, in turn: they differ by the link, not by the step
 
 
@@ -103,13 +104,15 @@ def draw(
     figure, grid = pyplot.subplots(rows, columns, figsize=size, dpi=140, layout="constrained", squeeze=False)
     panels = grid.flatten()
     for axes, (rate, times) in zip(panels, seconds.items(), strict=True):
-        for name, step_s in times.items():
+        for number, (name, step_s) in enumerate(times.items()):
             of_name = [curve for curve in curves if curve["name"] == name]
             mean = [statistics.mean(step) for step in zip(*(curve[key] for curve in of_name), strict=True)]
             steps = of_name[0]["step"]
             last = 1 if key == "validations" else 10 if steps[0] == 1 else 4
             recent = [statistics.mean(mean[max(0, i + 1 - last) : i + 1]) for i in range(len(mean))]
-            axes.plot([step_s * step for step in steps], recent, label=name, linewidth=1.6)
+            axes.plot(
+                [step_s * step for step in steps], recent, label=name, linewidth=1.6, linestyle=_LINES[number // 10]
+            )
         axes.set_title(rate)
         axes.set_xlabel("seconds")
         axes.set_xscale("log")
