@@ -20,9 +20,10 @@ def test_tables_quick(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     (text / "a.txt").write_text("It is what it is, and it is not what it was. " * 200)
-    content = quick_convergence("fsdp_tables", 4, tmp_path, "--data", text)
+    content = quick_convergence("fsdp_tables", 5, tmp_path, "--data", text)
     assert content["text"]["name"] == "text" and content["text"]["bytes"] == 9000
-    levels, bits, buckets, _ = content["tables"]
+    sizes, levels, bits, buckets, _ = content["tables"]
+    assert [row[0] for row in sizes["rows"]] == ["1.6 M"]
     assert [row[0] for row in levels["rows"]] == ["exact", "W4G4"]
     assert [row[0] for row in bits["rows"]] == ["W4"]
     assert [row[0] for row in buckets["rows"]] == ["exact", "W8G8", "naive W8G8"]
