@@ -34,12 +34,12 @@ struct GridArgs {
   GridForm form;   // its book is the host's: kernels have theirs next to this
   uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
-  bool rotated, turned;  // turned: the rotation's signs change from block to block
+  bool rotated, turned;  // turned: blocks are of units
   bool three_codes;      // of the four of two bits, as tern has them
   uint32_t* refused;
 };
 
-// The turnOf() word of the block that begins with element `at`; 0 where the signs are the same in all blocks.
+// The turnOf() word of the block that begins with element `at`; 0 where blocks are not of units.
 template <class Byte>
 __device__ inline uint32_t turnAt(const GridArgs<Byte>& grid, uint64_t at) {
   return grid.turned ? turnOf(at / kBlock) : 0;

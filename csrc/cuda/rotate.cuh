@@ -12,7 +12,8 @@
 namespace lowcomm::cuda {
 
 // The rotation of kernels/codebook/codebook.h on the tiles of a warp, which hold one block: two stages of butterflies
-// are between a thread's own four rows, three between threads. All of it is called by all threads of a warp.
+// are between a thread's own four rows, three between threads; of units two more between its own four lanes, and two
+// between threads. All of it is called by all threads of a warp.
 
 // kRotationSigns of lane kC of the thread's four. As constants to choose from: no table is read.
 template <uint32_t kC>
@@ -23,7 +24,7 @@ __device__ inline uint32_t signsOf(const Seat& seat) {
   return pick(of_quad, seat.quad) >> (4 * seat.group);
 }
 
-// `turn`: turnOf(), 0 where the blocks' signs do not turn.
+// `turn`: turnOf(), 0 where the blocks are not of units.
 __device__ inline void changeSigns(Tile& tile, uint32_t turn, const Seat& seat) {
   const uint32_t more = turn >> (4 * seat.group);
   const uint32_t signs[4] = {signsOf<0>(seat) ^ more, signsOf<1>(seat) ^ more, signsOf<2>(seat) ^ more,
@@ -36,43 +37,57 @@ __device__ inline void changeSigns(Tile& tile, uint32_t turn, const Seat& seat) 
   }
 }
 
+// Sums and differences of values of threads whose numbers in the warp are `apart`, a power of two.
+__device__ inline void butterfliesBetween(Tile& tile, uint32_t apart, const Seat& seat) {
+  const uint32_t minus = (4 * seat.group + seat.quad) & apart ? 0x80000000u : 0;
+  tile.each([&](float& x) {
+    const float other = __shfl_xor_sync(kWholeWarp, x, apart);
+    x = other + floatOf(floatBits(x) ^ minus);
+  });
+}
+
 // The transform and its factor.
-__device__ inline void transform(Tile& tile, const Seat& seat) {
+__device__ inline void transform(Tile& tile, bool units, const Seat& seat) {
+  const auto butterfly = [](float& a, float& b) {
+    const float sum = a + b;
+    b = a - b;
+    a = sum;
+  };
 #pragma unroll
   for (uint32_t h = 1; h < 4; h *= 2) {
 #pragma unroll
-    for (uint32_t r = 0; r < 4; ++r) {
-#pragma unroll
-      for (uint32_t c = 0; c < 4; ++c) {
-        if (r & h) continue;
-        const float a = tile.at[r][c], b = tile.at[r + h][c];
-        tile.at[r][c] = a + b;
-        tile.at[r + h][c] = a - b;
-      }
+    for (uint32_t i = 0; i < 16; ++i) {
+      if (!(i / 4 & h)) butterfly(tile.at[i / 4][i % 4], tile.at[i / 4 + h][i % 4]);
     }
   }
 #pragma unroll
-  for (uint32_t h = 1; h < 8; h *= 2) {  // groups h apart: rows 4·h apart
-    const uint32_t minus = seat.group & h ? 0x80000000u : 0;
-    tile.each([&](float& x) {
-      const float other = __shfl_xor_sync(kWholeWarp, x, 4 * h);
-      x = other + floatOf(floatBits(x) ^ minus);
-    });
+  for (uint32_t apart = 4; apart < 32; apart *= 2)  // rows `apart` apart
+    butterfliesBetween(tile, apart, seat);
+  const float scale = units ? rotationScale(32, true) : kRotationScale;
+  tile.each([&](float& x) { x = roundedProduct(x, scale); });
+  if (!units) return;
+#pragma unroll
+  for (uint32_t h = 1; h < 4; h *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) {
+      if (!(i & h)) butterfly(tile.at[i / 4][i % 4], tile.at[i / 4][i % 4 + h]);
+    }
   }
-  tile.each([](float& x) { x = roundedProduct(x, kRotationScale); });
+  butterfliesBetween(tile, 1, seat);
+  butterfliesBetween(tile, 2, seat);
 }
 
 // False where an element's magnitude is not below that of `limit`; nothing useful is then in the tile.
-__device__ inline bool rotateTile(Tile& tile, uint32_t limit, uint32_t turn, const Seat& seat) {
+__device__ inline bool rotateTile(Tile& tile, uint32_t limit, bool units, uint32_t turn, const Seat& seat) {
   bool taken = true;
   tile.each([&](float x) { taken &= (floatBits(x) & 0x7fffffffu) < limit; });
   changeSigns(tile, turn, seat);
-  transform(tile, seat);
+  transform(tile, units, seat);
   return taken;
 }
 
-__device__ inline void unrotateTile(Tile& tile, uint32_t turn, const Seat& seat) {
-  transform(tile, seat);
+__device__ inline void unrotateTile(Tile& tile, bool units, uint32_t turn, const Seat& seat) {
+  transform(tile, units, seat);
   changeSigns(tile, turn, seat);
 }
 

@@ -164,21 +164,23 @@ void changeSigns(float* block, uint32_t turn) {
   }
 }
 
-void transform(float* block, size_t rows) {
-  for (size_t h = 1; h < rows; h *= 2) {
-    for (size_t row = 0; row < kRows; ++row) {
-      if (row & h) continue;
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        float& a = block[row * kLanes + lane];
-        float& b = block[(row + h) * kLanes + lane];
-        const float sum = a + b, difference = a - b;
-        a = sum;
-        b = difference;
-      }
-    }
+// Sums and differences of elements `apart`, a power of two.
+void butterflies(float* block, size_t apart) {
+  for (size_t e = 0; e < kBlock; ++e) {
+    if (e & apart) continue;
+    const float a = block[e], b = block[e + apart];
+    block[e] = a + b;
+    block[e + apart] = a - b;
   }
+}
+
+void transform(float* block, size_t rows, bool units) {
+  for (size_t h = 1; h < rows; h *= 2)
+    butterflies(block, h * kLanes);
   for (size_t e = 0; e < kBlock; ++e)
-    block[e] *= rotationScale(static_cast<int>(rows));
+    block[e] *= rotationScale(static_cast<int>(rows), units);
+  for (size_t h = 1; units && h < kLanes; h *= 2)
+    butterflies(block, h);
 }
 
 template <size_t kTogether>
@@ -191,7 +193,7 @@ bool rotate(float* y, const float* x, size_t count, Turns turns) {
     for (float value : block)
       taken &= (floatBits(value) & 0x7fffffffu) < floatBits(kRotatedLimit);
     changeSigns(block, turnAt(turns, at / kBlock));
-    transform(block, kTogether);
+    transform(block, kTogether, turns.units);
     std::copy_n(block, kTogether == kRows ? kBlock : n, y + at);
   }
   return taken;
@@ -203,7 +205,7 @@ void unrotate(float* y, const float* x, size_t count, Turns turns) {
     const size_t n = std::min(kBlock, count - at);
     float block[kBlock] = {};
     std::copy_n(x + at, kTogether == kRows ? kBlock : n, block);
-    transform(block, kTogether);
+    transform(block, kTogether, turns.units);
     changeSigns(block, turnAt(turns, at / kBlock));
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + block[i] : block[i];

@@ -9,11 +9,11 @@
 
 namespace lowcomm {
 
-// The signs of a run's rotation (turnOf() below): where `each` is set, those of the blocks `first` and following; else
-// all blocks have those of block 0.
+// How the blocks of a run are rotated: where they are of units, with signs that turn from block to block (turnOf()
+// below), of which the run's first one has the number `first`, and across their lanes too.
 struct Turns {
   uint64_t first = 0;
-  bool each = false;
+  bool units = false;
 };
 
 // The values of a codec that are not evenly spaced: 2^b levels and, halfway between neighbours, 2^b - 1 thresholds.
@@ -82,14 +82,15 @@ struct CodebookLoops {
 
 // The rotation of `gauss` and `rotate=1` (FORMAT.md, "Rotation"): in each block of 512 elements, 32 rows of 16 lanes,
 // signs and a Walsh-Hadamard transform along the rows of every lane: of all 32, or of each 16, 8, 4, 2 or 1 that follow
-// each other, which are then a part of a unit ("Units"). Orthonormal, so its inverse is itself with the signs last. It
-// makes any tensor's elements nearly normal, which a grid, and a table for the normal distribution more so, then serves
-// equally well.
+// each other, which are then a part of a unit ("Units"), and of units along the 16 lanes of every row, for a model's
+// activations have single channels that outweigh all others. Orthonormal, so its inverse is itself with the signs last.
+// It makes any tensor's elements nearly normal, which a grid, and a table for the normal distribution more so, then
+// serves equally well.
 
-// rows^-1/2, to nearest, for a power of two up to 32.
-constexpr float rotationScale(int rows) {
+// rows^-1/2, to nearest, for a power of two up to 32; of units (16·rows)^-1/2.
+constexpr float rotationScale(int rows, bool units = false) {
   const bool odd = rows == 2 || rows == 8 || rows == 32;
-  return (odd ? 0x1.6a09e6p-1f : 1.0f) / (rows >= 16 ? 4 : rows >= 4 ? 2 : 1);
+  return (odd ? 0x1.6a09e6p-1f : 1.0f) / (rows >= 16 ? 4 : rows >= 4 ? 2 : 1) / (units ? 4 : 1);
 }
 inline constexpr float kRotationScale = rotationScale(32);
 
@@ -111,7 +112,7 @@ LOWCOMM_RULE constexpr uint32_t turnOf(uint64_t block) {
 
 // The turnOf() word of a run's block `at`, counted from the run's first one.
 LOWCOMM_RULE constexpr uint32_t turnAt(Turns turns, size_t at) {
-  return turns.each ? turnOf(turns.first + at) : 0;
+  return turns.units ? turnOf(turns.first + at) : 0;
 }
 
 // The loops of one instruction set, by the binary logarithm of the rows. Pointers need only the alignment of their

@@ -2,8 +2,8 @@
 // codebook_vector.inl.
 //
 // What separate loops do in nine passes over a block in the first-level cache takes five: the difference is rotated as
-// it is made, its squares are summed as the rotation ends, a row is decoded and begins to be rotated back as its codes
-// are packed, and the memory is added as that ends.
+// it is made, a row is decoded and begins to be rotated back as its codes are packed, and the memory is added as that
+// ends.
 
 namespace lowcomm {
 namespace {
@@ -12,53 +12,20 @@ namespace {
 // and its sum below kMostSquares, sums have the same bits scaled or not.
 constexpr float kLeastChange = 0x1p-40f, kMostSquares = 0x1p40f;
 
-// The first stages of a block's rotation, of rows that `row(i, lane)` gives.
-template <class Row>
-LOWCOMM_INLINE void nearRows(float* scratch, size_t lane, const Row& row) {
-#pragma GCC unroll 4
-  for (int first = 0; first < 32; first += 8) {
-    Floats v[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-      v[i] = row(first + i);
-    butterflies(v);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-      store(scratch + 16 * (first + i) + lane, v[i]);
-  }
-}
-
-// The last stages: scratch becomes the rotated block. Returns the sum of its squares, in the format's order, or NaN
-// where an element is too small for it.
-LOWCOMM_INLINE float farRows(float* scratch) {
+// The sum of a block's squares, in the format's order, or NaN where an element is too small for it.
+LOWCOMM_INLINE float squaresOf(const float* block) {
   Words least = ~Words{};
   float partial[64];
-  for (int part = 0; part < kRegistersARow; ++part) {
-    const size_t lane = static_cast<size_t>(part) * kLanes;
-#pragma GCC unroll 4
-    for (int row = 0; row < 4; ++row) {  // rows that add to one partial sum, two kinds of them
-      Floats v[2][4];
-#pragma GCC unroll 2
-      for (int k = 0; k < 2; ++k) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-          v[k][i] = load(scratch + 16 * (row + 4 * k + 8 * i) + lane);
-        butterflies(v[k]);
-      }
-      Floats sum{};
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-#pragma GCC unroll 2
-        for (int k = 0; k < 2; ++k) {
-          const Floats y = v[k][i] * kRotationScale;
-          store(scratch + 16 * (row + 4 * k + 8 * i) + lane, y);
-          const Words magnitude = ((Words)y & kMagnitude) - 1;  // 0 is above all others
-          least = magnitude < least ? magnitude : least;
-          sum += y * y;
-        }
-      }
-      store(partial + 16 * row + lane, sum);
+  for (size_t place = 0; place < 64; place += kLanes) {
+    Floats sum{};
+#pragma GCC unroll 8
+    for (size_t at = place; at < kBlock; at += 64) {
+      const Floats y = load(block + at);
+      const Words magnitude = ((Words)y & kMagnitude) - 1;  // 0 is above all others
+      least = magnitude < least ? magnitude : least;
+      sum += y * y;
     }
+    store(partial + place, sum);
   }
   for (int half = 32; half > 0; half /= 2) {
     for (int k = 0; k < half; ++k)
@@ -91,25 +58,6 @@ struct Values {
   }
 };
 
-// Rotates back what nearRows has begun, and adds it to the memory.
-LOWCOMM_INLINE void addFarRows(float* y, float* after, const float* before, const float* scratch, size_t lane,
-                               Words turn) {
-  for (int row = 0; row < 8; ++row) {
-    Floats v[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      v[i] = load(scratch + 16 * (row + 8 * i) + lane);
-    butterflies(v);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const size_t at = 16 * (row + 8 * i) + lane;
-      const Floats sum = load(before + at) + withSigns(v[i] * kRotationScale, row + 8 * i, lane, turn);
-      store(after + at, sum);
-      if (y) store(y + at, sum);
-    }
-  }
-}
-
 template <int kBits>
 size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float* x, const float* before, size_t count,
                    const GridForm& form, Turns turns) {
@@ -118,14 +66,16 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
   alignas(64) float scratch[kBlock];
   for (size_t at = 0; at < count; at += kBlock, words += 64 * kBits) {
     const Words turn = splatWord(turnAt(turns, at / kBlock));
-    for (int part = 0; part < kRegistersARow; ++part) {
-      const size_t lane = static_cast<size_t>(part) * kLanes;
-      nearRows(scratch, lane, [&](int row) __attribute__((always_inline)) {
+    for (size_t lane = 0; lane < 16; lane += kLanes) {
+      nearStages<32>(scratch, lane, [&](int row) __attribute__((always_inline)) {
         const size_t e = at + 16 * static_cast<size_t>(row) + lane;
         return withSigns(load(x + e) - load(before + e), row, lane, turn);
       });
     }
-    const float squares = farRows(scratch);
+    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+      store(scratch + 16 * row + lane, v);
+    });
+    const float squares = squaresOf(scratch);
     if (!(squares < kMostSquares)) return at;
     const CentredScale scale = centredScale(2 * rmsOf(squares, kBlock, floatBits(1.0f)), form);
     meta = putScale(meta, scale.step, form.bf16);
@@ -133,11 +83,10 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
     const Floats inverse = splat(scale.inverse);
     const auto *soon_x = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(x + at) + 4 * kPrefetch),
                *soon_m = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(before + at) + 4 * kPrefetch);
-    for (int part = 0; part < kRegistersARow; ++part) {
-      const size_t lane = static_cast<size_t>(part) * kLanes;
+    for (size_t lane = 0; lane < 16; lane += kLanes) {
       Words packed{};
-      nearRows(scratch, lane, [&](int row) __attribute__((always_inline)) {
-        if (part == 0) {
+      nearStages<32>(scratch, lane, [&](int row) __attribute__((always_inline)) {
+        if (lane == 0) {
           __builtin_prefetch(soon_x + 64 * row);
           __builtin_prefetch(soon_m + 64 * row);
         }
@@ -149,8 +98,11 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
         if (bit + kBits > 32) packed = code >> (32 - bit);
         return values.of(code);
       });
-      addFarRows(nullptr, after + at, before + at, scratch, lane, turn);
     }
+    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+      const size_t e = at + 16 * static_cast<size_t>(row) + lane;
+      store(after + e, load(before + e) + withSigns(v, row, lane, turn));
+    });
   }
   return count;
 }
@@ -166,13 +118,12 @@ void advanceGauss(float* y, float* after, const float* before, const std::byte* 
     const auto* soon = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(before + at) + 4 * kPrefetch);
     float* const scratch = y == before ? apart : y + at;  // y itself, which has been asked for
     const auto* written = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(y + at) + 4 * kPrefetchWritten);
-    for (int part = 0; part < kRegistersARow; ++part) {
-      const size_t lane = static_cast<size_t>(part) * kLanes;
+    for (size_t lane = 0; lane < 16; lane += kLanes) {
       Words packed[kBits];
       for (int i = 0; i < kBits; ++i)
         packed[i] = loadWords(words + (16 * i + lane) * 4);
-      nearRows(scratch, lane, [&](int row) __attribute__((always_inline)) {
-        if (part == 0) {
+      nearStages<32>(scratch, lane, [&](int row) __attribute__((always_inline)) {
+        if (lane == 0) {
           __builtin_prefetch(soon + 64 * row);
           __builtin_prefetch(written + 64 * row, 1);
         }
@@ -181,8 +132,13 @@ void advanceGauss(float* y, float* after, const float* before, const std::byte* 
         if (bit + kBits > 32) code |= packed[word + 1] << (32 - bit);
         return values.of(code & kCode);
       });
-      addFarRows(y + at, after + at, before + at, scratch, lane, turn);
     }
+    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+      const size_t e = at + 16 * static_cast<size_t>(row) + lane;
+      const Floats sum = load(before + e) + withSigns(v, row, lane, turn);
+      store(after + e, sum);
+      store(y + e, sum);
+    });
   }
 }
 

@@ -1,6 +1,7 @@
 // The loops of codebooks, which are grid loops with a book, and of the rotation, compiled once an instruction set.
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "kernels/codebook/codebook.h"
 #include "kernels/isa/table.h"
@@ -10,8 +11,9 @@
 // The rotation of codebook.cpp.
 //
 // A lane's 32 rows are more than most instruction sets have registers, so its five stages of butterflies are taken as
-// three within 8 neighbouring rows and then two across rows 8 apart, by way of the destination in the first-level
-// cache; of fewer rows the first ones of these. The order of the stages, and so the bytes, is the format's.
+// three within 8 neighbouring rows and then two across rows 8 apart, by way of the first-level cache; of fewer rows the
+// first ones of these. Stages across the lanes of a row follow in registers. The order of the stages, and so the bytes,
+// is the format's.
 
 namespace lowcomm {
 namespace {
@@ -51,43 +53,88 @@ LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane, Words turn) {
   return (Floats)((Words)v ^ loadWords(&kRotationMasks.row[row][lane]) ^ (turn << (31 - row) & ~kMagnitude));
 }
 
-// Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
-template <int kRows>
-LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, uint32_t turn) {
-  const Words turns = splatWord(turn);
+template <int kApart, size_t... kLane>
+LOWCOMM_INLINE Floats withLanesApart(Floats v, std::index_sequence<kLane...>) {
+  const Floats other = __builtin_shufflevector(v, v, (kLane ^ kApart)...);
+  return other + (Floats)((Words)v ^ Words{((kLane & kApart) != 0) * ~kMagnitude...});
+}
+
+// The stages across the lanes of a row.
+LOWCOMM_INLINE void acrossLanes(Floats (&row)[kRegistersARow]) {
+  constexpr std::make_index_sequence<kLanes> kEach;
+#pragma GCC unroll 4
+  for (Floats& v : row) {
+    v = withLanesApart<2>(withLanesApart<1>(v, kEach), kEach);
+    if constexpr (kLanes > 4) v = withLanesApart<4>(v, kEach);
+    if constexpr (kLanes > 8) v = withLanesApart<8>(v, kEach);
+  }
+  butterflies(row);
+}
+
+// The first stages of a block's rotation, of what `from(row)` gives for the lanes from `lane` on, into y.
+template <int kRows, class From>
+LOWCOMM_INLINE void nearStages(float* y, size_t lane, const From& from) {
+  constexpr int kNear = kRows < 8 ? kRows : 8;
+#pragma GCC unroll 4
+  for (int first = 0; first < 32; first += kNear) {
+    Floats v[kNear];
+#pragma GCC unroll 8
+    for (int i = 0; i < kNear; ++i)
+      v[i] = from(first + i);
+    butterflies(v);
+#pragma GCC unroll 8
+    for (int i = 0; i < kNear; ++i)
+      store(y + 16 * (first + i) + lane, v[i]);
+  }
+}
+
+// The last ones, of x: calls take(row, lane, values), which may change that row of x.
+template <int kRows, bool kUnits, class Take>
+LOWCOMM_INLINE void farStages(const float* x, const Take& take) {
   constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
-  constexpr float kScale = rotationScale(kRows);
-  for (int part = 0; part < kRegistersARow; ++part) {
-    const size_t lane = static_cast<size_t>(part) * kLanes;
+  for (int at = 0; at < 32 / kFar; ++at) {
+    const int first = at / kNear * kRows + at % kNear;
+    Floats v[kRegistersARow][kFar];
 #pragma GCC unroll 4
-    for (int first = 0; first < 32; first += kNear) {
-      Floats v[kNear];
-#pragma GCC unroll 8
-      for (int i = 0; i < kNear; ++i) {
-        const float* from = x + 16 * (first + i) + lane;
-        v[i] = load(from);
-        largest = larger(largest, (Integers)((Words)v[i] & kMagnitude));
-        v[i] = withSigns(v[i], first + i, lane, turns);
-      }
-      butterflies(v);
-#pragma GCC unroll 8
-      for (int i = 0; i < kNear; ++i)
-        store(y + 16 * (first + i) + lane, kFar > 1 ? v[i] : v[i] * kScale);
+    for (int part = 0; part < kRegistersARow; ++part) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kFar; ++i)
+        v[part][i] = load(x + 16 * (first + kNear * i) + part * kLanes);
+      butterflies(v[part]);
     }
-    for (int first = 0; kFar > 1 && first < 32; first += kRows) {
-      for (int row = first; row < first + 8; ++row) {
-        float* to = y + 16 * row + lane;
-        Floats v[kFar];
 #pragma GCC unroll 4
-        for (int i = 0; i < kFar; ++i)
-          v[i] = load(to + 128 * i);
-        butterflies(v);
+    for (int i = 0; i < kFar; ++i) {
+      Floats row[kRegistersARow];
 #pragma GCC unroll 4
-        for (int i = 0; i < kFar; ++i)
-          store(to + 128 * i, v[i] * kScale);
-      }
+      for (int part = 0; part < kRegistersARow; ++part)
+        row[part] = v[part][i] * rotationScale(kRows, kUnits);
+      if constexpr (kUnits) acrossLanes(row);
+#pragma GCC unroll 4
+      for (int part = 0; part < kRegistersARow; ++part)
+        take(first + kNear * i, static_cast<size_t>(part) * kLanes, row[part]);
     }
   }
+}
+
+template <int kRows, class Take>
+LOWCOMM_INLINE void farStages(const float* x, bool units, const Take& take) {
+  units ? farStages<kRows, true>(x, take) : farStages<kRows, false>(x, take);
+}
+
+// Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
+template <int kRows>
+LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, Turns turns, size_t block) {
+  const Words turn = splatWord(turnAt(turns, block));
+  for (size_t lane = 0; lane < 16; lane += kLanes) {
+    nearStages<kRows>(y, lane, [&](int row) __attribute__((always_inline)) {
+      const Floats v = load(x + 16 * row + lane);
+      largest = larger(largest, (Integers)((Words)v & kMagnitude));
+      return withSigns(v, row, lane, turn);
+    });
+  }
+  farStages<kRows>(y, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+    store(y + 16 * row + lane, v);
+  });
   return largest;
 }
 
@@ -96,11 +143,11 @@ bool rotate(float* y, const float* x, size_t count, Turns turns) {
   Integers largest{};
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    largest = rotateBlock<kRows>(y + at, x + at, largest, turnAt(turns, at / kBlock));
+    largest = rotateBlock<kRows>(y + at, x + at, largest, turns, at / kBlock);
   if (whole < count) {
     float padded[kBlock] = {}, rotated[kBlock];
     __builtin_memcpy(padded, x + whole, (count - whole) * sizeof(float));
-    largest = rotateBlock<kRows>(rotated, padded, largest, turnAt(turns, whole / kBlock));
+    largest = rotateBlock<kRows>(rotated, padded, largest, turns, whole / kBlock);
     __builtin_memcpy(y + whole, rotated, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
   }
   bool taken = true;
@@ -110,57 +157,28 @@ bool rotate(float* y, const float* x, size_t count, Turns turns) {
 }
 
 template <int kRows, bool kAdd>
-LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, uint32_t turn) {
-  constexpr int kNear = kRows < 8 ? kRows : 8, kFar = kRows / kNear;
-  const Words turns = splatWord(turn);
+LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, Turns turns, size_t block) {
+  const Words turn = splatWord(turnAt(turns, block));
   float scratch[kBlock];
-  const auto back = [&](Floats v, int row, size_t lane) {
-    float* to = y + 16 * row + lane;
-    const Floats value = withSigns(v * rotationScale(kRows), row, lane, turns);
-    store(to, kAdd ? load(to) + value : value);
-  };
-  for (int part = 0; part < kRegistersARow; ++part) {
-    const size_t lane = static_cast<size_t>(part) * kLanes;
-#pragma GCC unroll 4
-    for (int first = 0; first < 32; first += kNear) {
-      Floats v[kNear];
-#pragma GCC unroll 8
-      for (int i = 0; i < kNear; ++i)
-        v[i] = load(x + 16 * (first + i) + lane);
-      butterflies(v);
-#pragma GCC unroll 8
-      for (int i = 0; i < kNear; ++i) {
-        if (kFar > 1) {
-          store(scratch + 16 * (first + i) + lane, v[i]);
-        } else {
-          back(v[i], first + i, lane);
-        }
-      }
-    }
-    for (int first = 0; kFar > 1 && first < 32; first += kRows) {
-      for (int row = first; row < first + 8; ++row) {
-        Floats v[kFar];
-#pragma GCC unroll 4
-        for (int i = 0; i < kFar; ++i)
-          v[i] = load(scratch + 16 * (row + 8 * i) + lane);
-        butterflies(v);
-#pragma GCC unroll 4
-        for (int i = 0; i < kFar; ++i)
-          back(v[i], row + 8 * i, lane);
-      }
-    }
+  for (size_t lane = 0; lane < 16; lane += kLanes) {
+    nearStages<kRows>(scratch, lane, [&](int row) __attribute__((always_inline)) { return load(x + 16 * row + lane); });
   }
+  farStages<kRows>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+    float* to = y + 16 * row + lane;
+    const Floats value = withSigns(v, row, lane, turn);
+    store(to, kAdd ? load(to) + value : value);
+  });
 }
 
 template <int kRows, bool kAdd>
 void unrotate(float* y, const float* x, size_t count, Turns turns) {
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    unrotateBlock<kRows, kAdd>(y + at, x + at, turnAt(turns, at / kBlock));
+    unrotateBlock<kRows, kAdd>(y + at, x + at, turns, at / kBlock);
   if (whole == count) return;
   float padded[kBlock] = {}, values[kBlock];
   __builtin_memcpy(padded, x + whole, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
-  unrotateBlock<kRows, false>(values, padded, turnAt(turns, whole / kBlock));
+  unrotateBlock<kRows, false>(values, padded, turns, whole / kBlock);
   for (size_t i = whole; i < count; ++i)
     y[i] = kAdd ? y[i] + values[i - whole] : values[i - whole];
 }

@@ -104,8 +104,22 @@ TEST_P(RotatedCodecs, ThereAndBackAndEqualToTheReference) {
   }
 }
 
-// Blocks that turn: those of words of signs that turnOf() has changed, and other ones each.
-TEST_P(RotatedCodecs, TurnsTheSignsOfEachBlock) {
+// Sums and differences of all 16 lanes of every row, and a quarter of them.
+void acrossLanes(std::vector<float>& x) {
+  for (size_t apart = 1; apart < 16; apart *= 2) {
+    for (size_t e = 0; e < x.size(); ++e) {
+      if (e & apart) continue;
+      const float a = x[e], b = x[e + apart];
+      x[e] = a + b;
+      x[e + apart] = a - b;
+    }
+  }
+  for (float& value : x)
+    value *= 0.25f;
+}
+
+// Blocks of units: of words of signs that turnOf() has changed, other ones each, and transformed across their lanes.
+TEST_P(RotatedCodecs, UnitsTurnTheirSignsAndMixTheirLanes) {
   EXPECT_EQ(turnOf(0), 0u);
   EXPECT_EQ(turnOf(1), 0x514e28b7u);
   const size_t n = 7 * 512;
@@ -117,6 +131,7 @@ TEST_P(RotatedCodecs, TurnsTheSignsOfEachBlock) {
     for (size_t e = 0; e < n; ++e)
       flipped[e] = turnOf(3 + e / 512) >> e % 512 / 16 & 1 ? -x[e] : x[e];
     ASSERT_TRUE(rotate(expected.data(), flipped.data(), n, {}));
+    acrossLanes(expected);
     ASSERT_EQ(there, expected) << rows;
     ASSERT_TRUE(rotate(still.data(), x.data(), n, {}));
     for (size_t at = 0; at < n; at += 512)

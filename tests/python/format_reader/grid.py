@@ -83,8 +83,8 @@ def short_lanes(n: int, codes: I64) -> None:
         insist(not codes[-BLOCK:].reshape(-1, LANES)[:, q:].any(), "codes of lanes without an element")
 
 
-def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None, *, turning: bool = False) -> F32:
-    """The n elements of a payload whose size has been checked; `turning`: of units, whose rotations' signs turn."""
+def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None, *, units: bool = False) -> F32:
+    """The n elements of a payload whose size has been checked; `units`: a part of units."""
     if n == 0:
         return np.zeros(0, np.float32)
     count = buckets(spec, n)
@@ -100,4 +100,4 @@ def decode_grid(spec: Spec, payload: U8, n: int, table: F32 | None = None, *, tu
     if m > n:
         short_lanes(n, codes)
     whole = np.append(decoded, np.zeros(-m % BLOCK, np.float32))
-    return undo(whole, min(spec.bucket // LANES, 32), turning)[:n]
+    return undo(whole, min(spec.bucket // LANES, 32), units)[:n]

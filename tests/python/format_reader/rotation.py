@@ -38,9 +38,21 @@ def turned(blocks: int) -> U32:
     return (((turns(blocks)[:, None] >> rows) & np.uint32(1)) * SIGN)[:, :, None]
 
 
-def undo(rotated: F32, together: int, turning: bool) -> F32:
+def across_lanes(rows: F32) -> F32:
+    """Sums and differences of the lanes of [block, row, lane]."""
+    for h in (1, 2, 4, 8):
+        pairs = rows.reshape(len(rows), 32, 8 // h, 2, h)
+        a, b = pairs[:, :, :, 0], pairs[:, :, :, 1]
+        rows = np.stack([a + b, a - b], axis=3).reshape(-1, 32, 16)
+    return rows
+
+
+def undo(rotated: F32, together: int, units: bool) -> F32:
     """The elements of whole blocks, from what was decoded, of which `together` rows were rotated together."""
     factor = float_of(np.array([FACTORS[together]], np.uint32))
-    rows = transform(rotated.reshape(-1, 32, 16), together) * factor
-    signs = flips() ^ turned(len(rows)) if turning else flips()
+    rows = transform(rotated.reshape(-1, 32, 16), together) * (factor / np.float32(4) if units else factor)
+    signs = flips()
+    if units:
+        rows = across_lanes(rows)
+        signs = signs ^ turned(len(rows))
     return float_of(bits_of(rows) ^ signs).reshape(-1)

@@ -33,6 +33,6 @@ def decode_units(spec: Spec, payload: U8, n: int) -> F32:
     units, at, rows = n // spec.unit, 0, []
     for size, codec in parts(spec):
         end = at + grid_bytes(codec, units * size)
-        rows.append(decode_grid(codec, payload[at:end], units * size, turning=True).reshape(units, size))
+        rows.append(decode_grid(codec, payload[at:end], units * size, units=True).reshape(units, size))
         at = end
     return np.ascontiguousarray(np.concatenate(rows, axis=1)[:, : spec.unit]).reshape(-1)
