@@ -140,9 +140,10 @@ def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]
         )
     entry = {"name": name, "seed": c.seed, **ranks[0], "memory": max(rank["memory"] for rank in ranks)}
     entry["sent"] = max(rank["bytes"][-1] for rank in ranks)
+    entry["step_s"] = step_s(entry["seconds"])
     print(
         f"  {name:<21}{c.seed:>5}{c.steps:>7}{entry['before']:>9.4f}{entry['after']:>9.4f}{entry['sent'] / 1e6:>11.1f}"
-        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}{step_s(entry['seconds']):>10.2f}",
+        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}{entry['step_s']:>10.2f}",
         flush=True,
     )
     return entry
