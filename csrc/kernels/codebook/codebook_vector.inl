@@ -1,7 +1,6 @@
 // The loops of codebooks, which are grid loops with a book, and of the rotation, compiled once an instruction set.
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "kernels/codebook/codebook.h"
 #include "kernels/isa/table.h"
@@ -53,15 +52,29 @@ LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane, Words turn) {
   return (Floats)((Words)v ^ loadWords(&kRotationMasks.row[row][lane]) ^ (turn << (31 - row) & ~kMagnitude));
 }
 
-template <int kApart, size_t... kLane>
-LOWCOMM_INLINE Floats withLanesApart(Floats v, std::index_sequence<kLane...>) {
+// The numbers of a register's lanes, as template arguments.
+template <int... kLane>
+struct LaneNumbers {};
+template <int kCount, int... kLane>
+struct NumbersTo : NumbersTo<kCount - 1, kCount - 1, kLane...> {};
+template <int... kLane>
+struct NumbersTo<0, kLane...> {
+  using Lanes = LaneNumbers<kLane...>;
+};
+
+template <int kApart, int... kLane>
+LOWCOMM_INLINE Floats withLanesApart(Floats v, LaneNumbers<kLane...>) {
+#ifdef __clang__
   const Floats other = __builtin_shufflevector(v, v, (kLane ^ kApart)...);
+#else
+  const Floats other = __builtin_shuffle(v, Words{(kLane ^ kApart)...});
+#endif
   return other + (Floats)((Words)v ^ Words{((kLane & kApart) != 0) * ~kMagnitude...});
 }
 
 // The stages across the lanes of a row.
 LOWCOMM_INLINE void acrossLanes(Floats (&row)[kRegistersARow]) {
-  constexpr std::make_index_sequence<kLanes> kEach;
+  constexpr NumbersTo<kLanes>::Lanes kEach;
 #pragma GCC unroll 4
   for (Floats& v : row) {
     v = withLanesApart<2>(withLanesApart<1>(v, kEach), kEach);
