@@ -56,7 +56,7 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, std::optio
     : FloatCodec(spec, table),
       bucket_(part.value_or(spec.bucket)),
       rows_(std::min(kAllRows, std::countr_zero(bucket_ | kCodeBlock) - 4)),
-      turned_(part.has_value()),
+      of_units_(part.has_value()),
       form_(gridForm(spec)),
       scales_(spec) {
   if (spec.axis != Axis::flat) throw ValueError(name() + ": axis: expected none of a flat codec, got channel");
@@ -203,7 +203,7 @@ bool GridCodec::encodeAt(const Payload& payload, uint64_t at, const Piece& made,
   std::byte* meta = payload.bytes + metaBytes(at);
   std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
   if (!isRotated(spec())) return encode_(meta, words, made.x, n, form, block, key);
-  return rotate()(rotated, made.x, n, turns(at)) && encodeRotated(meta, words, rotated, n, form, block, key);
+  return rotate()(rotated, made.x, n, blocks(at)) && encodeRotated(meta, words, rotated, n, form, block, key);
 }
 
 // x: the rotated blocks of `count` elements, the last ones of the run where that is no multiple of a block.
@@ -232,7 +232,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
 void GridCodec::decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const {
   if (dtype != DType::float32) {
     decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
-      if (isRotated(spec())) unrotate(false)(values, values, n, turns(at));
+      if (isRotated(spec())) unrotate(false)(values, values, n, blocks(at));
       if (isRotated(spec()) && spec().nonfinite == Nonfinite::poison) settleNans(values, n);
       narrowing(dtype)(static_cast<uint16_t*>(dst) + at, values, n);
     });
@@ -257,7 +257,7 @@ void GridCodec::decodeAt(float* y, const Payload& payload, uint64_t at, uint64_t
   const std::byte* words = payload.bytes + up64(metaBytes(payload.count)) + wordBytes(at);
   decode_[0](y, payload.bytes + metaBytes(at), words, codes(n), formOf(payload.count));
   if (!isRotated(spec())) return;
-  unrotate(false)(y, y, n, turns(at));
+  unrotate(false)(y, y, n, blocks(at));
   if (spec().nonfinite == Nonfinite::poison) settleNans(y, n);
 }
 
@@ -281,7 +281,7 @@ void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& t
 void GridCodec::addTo(float* acc, std::span<const std::byte> src, uint64_t count) const {
   if (isRotated(spec())) {
     decodePieces(src.data(), count,
-                 [&](const float* values, uint64_t at, uint64_t n) { unrotate(true)(acc + at, values, n, turns(at)); });
+                 [&](auto* values, auto at, auto n) { unrotate(true)(acc + at, values, n, blocks(at)); });
   } else {
     decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   }

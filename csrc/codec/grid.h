@@ -139,11 +139,11 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   bool wholeBlocksOnly() const { return isRotated(spec()) && bucket_ >= kLeastRotatedBucket; }
   auto rotate() const { return table().rotation->rotate[rows_]; }
   auto unrotate(bool add) const { return table().rotation->unrotate[rows_][add]; }
-  Turns turns(uint64_t at) const { return turned_ ? Turns{at / kCodeBlock, true} : Turns{}; }  // from element `at` on
+  Blocks blocks(uint64_t at) const { return {at / kCodeBlock, of_units_}; }  // from element `at` on
 
   const uint32_t bucket_;  // spec().bucket, or that of a part
   const int rows_;         // rotated together, as RotationLoops counts them
-  const bool turned_;
+  const bool of_units_;
   GridForm form_;
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]

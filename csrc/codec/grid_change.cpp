@@ -39,7 +39,7 @@ bool GridDelta::encode(const float* x, const float* m, float* after, uint64_t n)
   for (uint64_t i = 0; i < n;) {
     if (change_) {
       const uint64_t done = change_(payload_ + metaAt(), payload_ + wordsAt(), after + i, x + i, m + i,
-                                    (n - i) / kCodeBlock * kCodeBlock, form_, codec_.turns(at_));
+                                    (n - i) / kCodeBlock * kCodeBlock, form_, codec_.blocks(at_));
       i += done;
       at_ += done;
       if (i == n) return true;
@@ -62,7 +62,7 @@ bool GridDelta::encodeStep(const float* x, const float* m, float* after, uint64_
     if (!codec_.encode_(meta, words, change, n, form_, block, key_)) return false;
   } else {
     float* rotated = room(rotated_);
-    if (!codec_.rotate()(rotated, change, n, codec_.turns(at_)) ||
+    if (!codec_.rotate()(rotated, change, n, codec_.blocks(at_)) ||
         !codec_.encodeRotated(meta, words, rotated, n, form_, block, key_))
       return false;
   }
@@ -72,7 +72,7 @@ bool GridDelta::encodeStep(const float* x, const float* m, float* after, uint64_
 
 void GridDelta::decode(float* y, float* after, const float* m, uint64_t n) {
   const uint64_t fused = advance_ ? n / kCodeBlock * kCodeBlock : 0;
-  if (fused > 0) advance_(y, after, m, payload_ + metaAt(), payload_ + wordsAt(), fused, form_, codec_.turns(at_));
+  if (fused > 0) advance_(y, after, m, payload_ + metaAt(), payload_ + wordsAt(), fused, form_, codec_.blocks(at_));
   at_ += fused;
   for (uint64_t i = fused; i < n;) {
     const uint64_t size = std::min(step(), n - i);
@@ -90,7 +90,7 @@ void GridDelta::addStep(float* after, const float* m, uint64_t n) {
   if (isRotated(codec_.spec())) {
     float* rotated = room(rotated_);
     codec_.decode_[0](rotated, meta, words, codec_.codes(n), form_);
-    codec_.unrotate(true)(after, rotated, n, codec_.turns(at_));
+    codec_.unrotate(true)(after, rotated, n, codec_.blocks(at_));
   } else {
     codec_.decode_[1](after, meta, words, n, form_);
   }

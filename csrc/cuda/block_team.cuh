@@ -119,7 +119,7 @@ class BlockTeam {
     Tile tile = loadTile(x_ + at, n, kRotated ? kZeros : bucket_, seat_);
     if (mended_) repair_.mend(tile, blank_);
     if (kRotated && rotated_) {
-      taken_ &= rotateTile(tile, grid_.limit, grid_.turned, turnAt(grid_, at), seat_);
+      taken_ &= rotateTile(tile, grid_.limit, grid_.of_units, turnAt(grid_, at), seat_);
       if (fill_) fillLanes(tile, n, seat_);
     }
     return tile;

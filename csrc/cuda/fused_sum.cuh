@@ -28,7 +28,7 @@ struct SumSource {
     const auto* payload = static_cast<const std::byte*>(terms->term[number].payload);
     return {payload,          payload + terms->pad, payload + terms->words, grid->count,       grid->codes,
             grid->pad_halves, grid->bits,           grid->bucket_log2,      grid->form,        grid->limit,
-            grid->nonfinite,  grid->rotated,        grid->turned,           grid->three_codes, grid->refused};
+            grid->nonfinite,  grid->rotated,        grid->of_units,         grid->three_codes, grid->refused};
   }
 };
 

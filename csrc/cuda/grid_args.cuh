@@ -34,15 +34,15 @@ struct GridArgs {
   GridForm form;   // its book is the host's: kernels have theirs next to this
   uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
-  bool rotated, turned;  // turned: blocks are of units
-  bool three_codes;      // of the four of two bits, as tern has them
+  bool rotated, of_units;  // of_units: its blocks are rotated as those of units
+  bool three_codes;        // of the four of two bits, as tern has them
   uint32_t* refused;
 };
 
 // The turnOf() word of the block that begins with element `at`; 0 where blocks are not of units.
 template <class Byte>
 __device__ inline uint32_t turnAt(const GridArgs<Byte>& grid, uint64_t at) {
-  return grid.turned ? turnOf(at / kBlock) : 0;
+  return grid.of_units ? turnOf(at / kBlock) : 0;
 }
 
 template <class Byte>

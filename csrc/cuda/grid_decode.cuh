@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
       for (uint32_t c = 0; c < 4; ++c)
         tile.at[r][c] = valueOf<kValue>(field[c] >> (bits * r) & top, sent.base, step, level, grid.form);
     }
-    if constexpr (kRotated) unrotateTile(tile, grid.turned, turnAt(grid, start), seat);
+    if constexpr (kRotated) unrotateTile(tile, grid.of_units, turnAt(grid, start), seat);
     op.finish(start, n, tile, poisoned, grid.nonfinite, seat);
   }
   if (!taken) *grid.refused = 1;  // all who write, write 1

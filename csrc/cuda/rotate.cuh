@@ -63,7 +63,7 @@ __device__ inline void transform(Tile& tile, bool units, const Seat& seat) {
 #pragma unroll
   for (uint32_t apart = 4; apart < 32; apart *= 2)  // rows `apart` apart
     butterfliesBetween(tile, apart, seat);
-  const float scale = units ? rotationScale(32, true) : kRotationScale;
+  const float scale = units ? kUnitRotationScale : kRotationScale;
   tile.each([&](float& x) { x = roundedProduct(x, scale); });
   if (!units) return;
 #pragma unroll

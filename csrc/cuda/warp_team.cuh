@@ -48,7 +48,7 @@ class WarpTeam {
   // The same of the rotated ones, once all else that is asked of the elements themselves has been. `fill`: fillLanes.
   __device__ void rotate(bool fill) {
     each([&](Tile& tile, uint64_t at, uint32_t) {
-      taken_ &= rotateTile(tile, grid_.limit, grid_.turned, turnAt(grid_, at), seat_);
+      taken_ &= rotateTile(tile, grid_.limit, grid_.of_units, turnAt(grid_, at), seat_);
       if (fill) fillLanes(tile, elementsOf(at, grid_.count), seat_);
     });
   }

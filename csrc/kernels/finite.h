@@ -11,8 +11,8 @@ namespace lowcomm {
 inline constexpr float kFiniteLimit = 0x1p126f;
 inline constexpr uint32_t kFiniteLimitBits = 0x7e800000u;
 
-// The same of codecs that rotate, before they do: a rotated element is up to 512^1/2 times, a sum on the way to it up
-// to 32 times as large.
+// The limit of codecs that rotate, for elements before the rotation. A rotated element is up to 512^1/2 times as large,
+// and a sum on the way to it up to 32 times.
 inline constexpr float kRotatedLimit = 0x1p120f;
 inline constexpr uint32_t kRotatedLimitBits = 0x7b800000u;
 

@@ -184,7 +184,7 @@ void transform(float* block, size_t rows, bool units) {
 }
 
 template <size_t kTogether>
-bool rotate(float* y, const float* x, size_t count, Turns turns) {
+bool rotate(float* y, const float* x, size_t count, Blocks blocks) {
   bool taken = true;
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = std::min(kBlock, count - at);
@@ -192,21 +192,21 @@ bool rotate(float* y, const float* x, size_t count, Turns turns) {
     std::copy_n(x + at, n, block);
     for (float value : block)
       taken &= (floatBits(value) & 0x7fffffffu) < floatBits(kRotatedLimit);
-    changeSigns(block, turnAt(turns, at / kBlock));
-    transform(block, kTogether, turns.units);
+    changeSigns(block, turnAt(blocks, at / kBlock));
+    transform(block, kTogether, blocks.units);
     std::copy_n(block, kTogether == kRows ? kBlock : n, y + at);
   }
   return taken;
 }
 
 template <size_t kTogether, bool kAdd>
-void unrotate(float* y, const float* x, size_t count, Turns turns) {
+void unrotate(float* y, const float* x, size_t count, Blocks blocks) {
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = std::min(kBlock, count - at);
     float block[kBlock] = {};
     std::copy_n(x + at, kTogether == kRows ? kBlock : n, block);
-    transform(block, kTogether, turns.units);
-    changeSigns(block, turnAt(turns, at / kBlock));
+    transform(block, kTogether, blocks.units);
+    changeSigns(block, turnAt(blocks, at / kBlock));
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + block[i] : block[i];
   }

@@ -11,7 +11,7 @@ namespace lowcomm {
 
 // How the blocks of a run are rotated: where they are of units, with signs that turn from block to block (turnOf()
 // below), of which the run's first one has the number `first`, and across their lanes too.
-struct Turns {
+struct Blocks {
   uint64_t first = 0;
   bool units = false;
 };
@@ -70,9 +70,9 @@ struct CodebookLoops {
   using Decode = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form);
 
   using Change = size_t (*)(std::byte* meta, std::byte* words, float* after, const float* x, const float* before,
-                            size_t count, const GridForm& form, Turns turns);
+                            size_t count, const GridForm& form, Blocks blocks);
   using Advance = void (*)(float* y, float* after, const float* before, const std::byte* meta, const std::byte* words,
-                           size_t count, const GridForm& form, Turns turns);
+                           size_t count, const GridForm& form, Blocks blocks);
 
   Encode encode[8][kCodebookRules];
   Decode decode[8][kCodebookRules][2];
@@ -92,7 +92,7 @@ constexpr float rotationScale(int rows, bool units = false) {
   const bool odd = rows == 2 || rows == 8 || rows == 32;
   return (odd ? 0x1.6a09e6p-1f : 1.0f) / (rows >= 16 ? 4 : rows >= 4 ? 2 : 1) / (units ? 4 : 1);
 }
-inline constexpr float kRotationScale = rotationScale(32);
+inline constexpr float kRotationScale = rotationScale(32), kUnitRotationScale = rotationScale(32, true);
 
 // Row r of lane l changes its sign where bit r of this word is set: word l mod 4 of philox(l / 4) under key 0.
 inline constexpr uint32_t kRotationSigns[16] = {
@@ -111,8 +111,8 @@ LOWCOMM_RULE constexpr uint32_t turnOf(uint64_t block) {
 }
 
 // The turnOf() word of a run's block `at`, counted from the run's first one.
-LOWCOMM_RULE constexpr uint32_t turnAt(Turns turns, size_t at) {
-  return turns.units ? turnOf(turns.first + at) : 0;
+LOWCOMM_RULE constexpr uint32_t turnAt(Blocks blocks, size_t at) {
+  return blocks.units ? turnOf(blocks.first + at) : 0;
 }
 
 // The loops of one instruction set, by the binary logarithm of the rows. Pointers need only the alignment of their
@@ -125,8 +125,8 @@ LOWCOMM_RULE constexpr uint32_t turnAt(Turns turns, size_t at) {
 //
 // unrotate[add]: y[0, count) = x[0, n) rotated back, or += that; y may be x.
 struct RotationLoops {
-  using Rotate = bool (*)(float* y, const float* x, size_t count, Turns turns);
-  using Unrotate = void (*)(float* y, const float* x, size_t count, Turns turns);
+  using Rotate = bool (*)(float* y, const float* x, size_t count, Blocks blocks);
+  using Unrotate = void (*)(float* y, const float* x, size_t count, Blocks blocks);
 
   Rotate rotate[6];
   Unrotate unrotate[6][2];

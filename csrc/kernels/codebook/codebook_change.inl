@@ -60,19 +60,19 @@ struct Values {
 
 template <int kBits>
 size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float* x, const float* before, size_t count,
-                   const GridForm& form, Turns turns) {
+                   const GridForm& form, Blocks blocks) {
   constexpr uint32_t kCode = (1u << kBits) - 1;
   const Search<kBits, GridRule::gauss> search(form.book);
   alignas(64) float scratch[kBlock];
   for (size_t at = 0; at < count; at += kBlock, words += 64 * kBits) {
-    const Words turn = splatWord(turnAt(turns, at / kBlock));
+    const Words turn = splatWord(turnAt(blocks, at / kBlock));
     for (size_t lane = 0; lane < 16; lane += kLanes) {
       nearStages<32>(scratch, lane, [&](int row) __attribute__((always_inline)) {
         const size_t e = at + 16 * static_cast<size_t>(row) + lane;
         return withSigns(load(x + e) - load(before + e), row, lane, turn);
       });
     }
-    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+    farStages<32>(scratch, blocks.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
       store(scratch + 16 * row + lane, v);
     });
     const float squares = squaresOf(scratch);
@@ -99,7 +99,7 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
         return values.of(code);
       });
     }
-    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+    farStages<32>(scratch, blocks.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
       const size_t e = at + 16 * static_cast<size_t>(row) + lane;
       store(after + e, load(before + e) + withSigns(v, row, lane, turn));
     });
@@ -109,12 +109,12 @@ size_t changeGauss(std::byte* meta, std::byte* words, float* after, const float*
 
 template <int kBits>
 void advanceGauss(float* y, float* after, const float* before, const std::byte* meta, const std::byte* words,
-                  size_t count, const GridForm& form, Turns turns) {
+                  size_t count, const GridForm& form, Blocks blocks) {
   constexpr uint32_t kCode = (1u << kBits) - 1;
   alignas(64) float apart[kBlock];
   for (size_t at = 0, bucket = 0; at < count; at += kBlock, ++bucket, words += 64 * kBits) {
     const Values<kBits> values(form, scaleAt(meta, bucket, form.bf16));
-    const Words turn = splatWord(turnAt(turns, bucket));
+    const Words turn = splatWord(turnAt(blocks, bucket));
     const auto* soon = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(before + at) + 4 * kPrefetch);
     float* const scratch = y == before ? apart : y + at;  // y itself, which has been asked for
     const auto* written = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(y + at) + 4 * kPrefetchWritten);
@@ -133,7 +133,7 @@ void advanceGauss(float* y, float* after, const float* before, const std::byte* 
         return values.of(code & kCode);
       });
     }
-    farStages<32>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+    farStages<32>(scratch, blocks.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
       const size_t e = at + 16 * static_cast<size_t>(row) + lane;
       const Floats sum = load(before + e) + withSigns(v, row, lane, turn);
       store(after + e, sum);

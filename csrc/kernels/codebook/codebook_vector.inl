@@ -136,8 +136,8 @@ LOWCOMM_INLINE void farStages(const float* x, bool units, const Take& take) {
 
 // Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
 template <int kRows>
-LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, Turns turns, size_t block) {
-  const Words turn = splatWord(turnAt(turns, block));
+LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, Blocks blocks, size_t block) {
+  const Words turn = splatWord(turnAt(blocks, block));
   for (size_t lane = 0; lane < 16; lane += kLanes) {
     nearStages<kRows>(y, lane, [&](int row) __attribute__((always_inline)) {
       const Floats v = load(x + 16 * row + lane);
@@ -145,22 +145,22 @@ LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest, 
       return withSigns(v, row, lane, turn);
     });
   }
-  farStages<kRows>(y, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+  farStages<kRows>(y, blocks.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
     store(y + 16 * row + lane, v);
   });
   return largest;
 }
 
 template <int kRows>
-bool rotate(float* y, const float* x, size_t count, Turns turns) {
+bool rotate(float* y, const float* x, size_t count, Blocks blocks) {
   Integers largest{};
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    largest = rotateBlock<kRows>(y + at, x + at, largest, turns, at / kBlock);
+    largest = rotateBlock<kRows>(y + at, x + at, largest, blocks, at / kBlock);
   if (whole < count) {
     float padded[kBlock] = {}, rotated[kBlock];
     __builtin_memcpy(padded, x + whole, (count - whole) * sizeof(float));
-    largest = rotateBlock<kRows>(rotated, padded, largest, turns, whole / kBlock);
+    largest = rotateBlock<kRows>(rotated, padded, largest, blocks, whole / kBlock);
     __builtin_memcpy(y + whole, rotated, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
   }
   bool taken = true;
@@ -170,13 +170,13 @@ bool rotate(float* y, const float* x, size_t count, Turns turns) {
 }
 
 template <int kRows, bool kAdd>
-LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, Turns turns, size_t block) {
-  const Words turn = splatWord(turnAt(turns, block));
+LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, Blocks blocks, size_t block) {
+  const Words turn = splatWord(turnAt(blocks, block));
   float scratch[kBlock];
   for (size_t lane = 0; lane < 16; lane += kLanes) {
     nearStages<kRows>(scratch, lane, [&](int row) __attribute__((always_inline)) { return load(x + 16 * row + lane); });
   }
-  farStages<kRows>(scratch, turns.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
+  farStages<kRows>(scratch, blocks.units, [&](int row, size_t lane, Floats v) __attribute__((always_inline)) {
     float* to = y + 16 * row + lane;
     const Floats value = withSigns(v, row, lane, turn);
     store(to, kAdd ? load(to) + value : value);
@@ -184,14 +184,14 @@ LOWCOMM_INLINE void unrotateBlock(float* y, const float* x, Turns turns, size_t 
 }
 
 template <int kRows, bool kAdd>
-void unrotate(float* y, const float* x, size_t count, Turns turns) {
+void unrotate(float* y, const float* x, size_t count, Blocks blocks) {
   const size_t whole = count / kBlock * kBlock;
   for (size_t at = 0; at < whole; at += kBlock)
-    unrotateBlock<kRows, kAdd>(y + at, x + at, turns, at / kBlock);
+    unrotateBlock<kRows, kAdd>(y + at, x + at, blocks, at / kBlock);
   if (whole == count) return;
   float padded[kBlock] = {}, values[kBlock];
   __builtin_memcpy(padded, x + whole, (kRows == 32 ? kBlock : count - whole) * sizeof(float));
-  unrotateBlock<kRows, false>(values, padded, turns, whole / kBlock);
+  unrotateBlock<kRows, false>(values, padded, blocks, whole / kBlock);
   for (size_t i = whole; i < count; ++i)
     y[i] = kAdd ? y[i] + values[i - whole] : values[i - whole];
 }

@@ -205,14 +205,14 @@ TEST_P(UnitCodecs, NoDirectionIsClippedInAllUnits) {
   }
 }
 
-// Activations of language models: one channel has nearly all of a token. A normal distribution's error is 0.0975 and
-// 0.343 of a block's size, and 0.30 and 0.70 were SmolLM2's where a block's lanes did not mix.
+// Activations of language models: one channel has nearly all of a token. The errors of a normal distribution are 0.343
+// and 0.0975 of a block's size.
 TEST_P(UnitCodecs, AChannelThatOutweighsAllOthersIsNotClipped) {
   constexpr size_t kUnit = 576, kCount = 32;
   std::vector<float> x = normal(kUnit * kCount, 5);
   for (size_t unit = 0; unit < kCount; ++unit)
     x[unit * kUnit + 507] = 60;
-  for (const auto& [name, most] : {std::pair{"gauss2", 0.45}, {"gauss4", 0.13}, {"sym4:bucket=512,rotate=1", 0.2}}) {
+  for (const auto& [name, most] : {std::pair{"gauss2", 0.45}, {"gauss4", 0.13}}) {
     const auto codec = codecOf(withUnit(name, kUnit), *GetParam());
     const std::vector<float> y = decoded(*codec, encoded(*codec, x, kDraws), x.size());
     double error = 0, of_x = 0;
