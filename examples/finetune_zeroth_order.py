@@ -153,8 +153,9 @@ def tune(args: argparse.Namespace, machine: str, meets: dict[str, Any], *, shows
         shows: A progress bar.
     """
     model, result = args.network, Result(machine)
+    validation = args.sentences.validation[: args.validation]
     result.parameters = sum(parameter.numel() for parameter in model.parameters())
-    result.accuracy.append(accuracy(args))
+    result.accuracy.append(classifier.accuracy(model, validation))
     start = time.monotonic()
     try:
         optimizer = lc.SeedReplay(
@@ -178,7 +179,9 @@ def tune(args: argparse.Namespace, machine: str, meets: dict[str, Any], *, shows
     start = time.monotonic()
     while optimizer.iteration < args.steps and not result.ended:
         key = (args.seed, machine, optimizer.iteration)
-        batches = [labelled(args.sentences.batch(args.batch, *key, sample)) for sample in range(args.samples)]
+        batches = [
+            classifier.labelled(args.sentences.batch(args.batch, *key, sample)) for sample in range(args.samples)
+        ]
 
         def closure(sample: int, batches: list = batches) -> torch.Tensor:
             texts, classes = batches[sample]
@@ -198,23 +201,8 @@ def tune(args: argparse.Namespace, machine: str, meets: dict[str, Any], *, shows
         setattr(result, name, stats[name])
     result.checksum = optimizer.core.checksum()
     optimizer.leave()
-    result.accuracy.append(accuracy(args))
+    result.accuracy.append(classifier.accuracy(model, validation))
     return result
-
-
-def labelled(pairs: list[tuple[str, int]]) -> tuple[list[str], torch.Tensor]:
-    """Texts, and their classes as a tensor."""
-    return [text for text, _ in pairs], torch.tensor([index for _, index in pairs])
-
-
-def accuracy(args: argparse.Namespace) -> float:
-    """The share of validation sentences that are put into their class."""
-    pairs, right = args.sentences.validation[: args.validation], 0
-    with torch.no_grad():
-        for first in range(0, len(pairs), 50):
-            texts, classes = labelled(pairs[first : first + 50])
-            right += int((args.network(texts).argmax(1).cpu() == classes).sum())
-    return right / len(pairs)
 
 
 def table(result: Result) -> str:

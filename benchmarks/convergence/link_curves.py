@@ -101,7 +101,7 @@ def draw(
     rows = -(-len(seconds) // _COLUMNS)
     columns = -(-len(seconds) // rows)
     size = (4.6 * columns, 4.2 * rows)
-    figure, grid = pyplot.subplots(rows, columns, figsize=size, dpi=140, layout="constrained", squeeze=False)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, dpi=100, layout="constrained", squeeze=False)
     panels = grid.flatten()
     for axes, (rate, times) in zip(panels, seconds.items(), strict=True):
         for number, (name, step_s) in enumerate(times.items()):

@@ -29,6 +29,7 @@ import report
 import torch
 from linklab import Lab, LabError, LabUnavailable
 from linklab.job import run_on_hosts
+from linklab.link import parse_rate
 
 from convergence import pretrained_rank, pretrained_stages
 from convergence.pretrained_rank import Configuration
@@ -91,9 +92,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="10 steps, a little validation text, no bounds on losses")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=PRESETS, metavar="NAME", help=f"of {', '.join(PRESETS)}")
-    parser.add_argument("--rate", default="", help="of links between hosts that the stages are on; needs root")
+    parser.add_argument(
+        "--rate", default="", help="runs of stages alone, on hosts of a lab with links of it; needs root"
+    )
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.seeds < 1:
+        parser.error(f"--seeds: expected 1 or more, got {args.seeds}")
+    others = [name for name in args.only or () if PRESETS[name].method != "stages"]
+    if args.rate and others:
+        parser.error(f"--only: expected runs of stages with --rate, got {', '.join(others)}")
+    try:
+        parse_rate(args.rate or "unshaped")
+    except ValueError as error:
+        parser.error(f"--rate: {error}")
+    return args
 
 
 def read(path: Path) -> str:
@@ -187,8 +200,6 @@ def main() -> int:
         presets = {name: dataclasses.replace(c, steps=2 * EVERY, windows=4) for name, c in presets.items()}
     if args.rate:
         presets = {name: dataclasses.replace(c, rate=args.rate) for name, c in presets.items() if c.method == "stages"}
-        if not presets:
-            raise SystemExit(f"pretrained.py: expected runs of stages with --rate, got --only {' '.join(args.only)}")
     options = {"model": args.model, "text": args.text.name, "quick": args.quick, "seeds": args.seeds}
     print(report.heading("pretrained", rate=args.rate or "loopback", **options))
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}

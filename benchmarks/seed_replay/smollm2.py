@@ -36,7 +36,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="six steps, no bounds on what is learned")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.seeds < 1:
+        parser.error(f"--seeds: expected 1 or more, got {args.seeds}")
+    return args
 
 
 def run(name: str, c: Configuration) -> dict[str, Any]:

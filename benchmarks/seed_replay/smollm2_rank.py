@@ -30,7 +30,7 @@ class Configuration:
     Attributes:
         way: "seed replay" or "back-propagation".
         lr: Its learning rate.
-        model: `smollm2`, or a folder.
+        model: As classifier.build().
         data: Path of the sentences.
         batch: Sentences a rank and step.
         validation: Sentences that accuracy is measured on.
@@ -38,7 +38,7 @@ class Configuration:
 
     way: str
     lr: float
-    model: str
+    model: str | None
     data: str
     steps: int = 140
     batch: int = 8
@@ -57,19 +57,20 @@ def tune(rank: int, init_method: str, *, configuration: Configuration) -> dict[s
     c = configuration
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=2)
     found = sentences.load(Path(c.data))
+    validation = found.validation[: c.validation]
     model = classifier.build(c.model, found.classes, found.prompt, torch.device("cpu"))
-    result: dict[str, Any] = {"loss": [], "accuracy": [accuracy(model, found, c.validation)]}
+    result: dict[str, Any] = {"loss": [], "accuracy": [classifier.accuracy(model, validation)]}
     called, step = _WAYS[c.way](model, c)
     start, sent_in_first = time.monotonic(), 0
     for number in range(c.steps):
-        texts, classes = labelled(found.batch(c.batch, c.seed, rank, number))
+        texts, classes = classifier.labelled(found.batch(c.batch, c.seed, rank, number))
         result["loss"].append(step(functools.partial(loss_of, called, texts, classes)))
         sent_in_first = sent_in_first or sent()
         if rank == 0:
             print(f"# {c.way} step {number + 1}: loss {result['loss'][-1]:.4f}", file=sys.stderr, flush=True)
     result["seconds"] = time.monotonic() - start
     result["sent_bytes"] = sent() - sent_in_first
-    result["accuracy"].append(accuracy(model, found, c.validation))
+    result["accuracy"].append(classifier.accuracy(model, validation))
     result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     result["checksum"] = 0
     for parameter in model.parameters():
@@ -81,21 +82,6 @@ def tune(rank: int, init_method: str, *, configuration: Configuration) -> dict[s
 def loss_of(model: nn.Module, texts: list[str], classes: Tensor) -> Tensor:
     """Mean cross entropy of sentences' classes."""
     return functional.cross_entropy(model(texts), classes)
-
-
-def labelled(pairs: list[tuple[str, int]]) -> tuple[list[str], Tensor]:
-    """Texts, and their classes as a tensor."""
-    return [text for text, _ in pairs], torch.tensor([index for _, index in pairs])
-
-
-def accuracy(model: nn.Module, found: sentences.Sentences, count: int) -> float:
-    """The share of validation sentences that are put into their class."""
-    pairs, right = found.validation[:count], 0
-    with torch.no_grad():
-        for first in range(0, len(pairs), 50):
-            texts, classes = labelled(pairs[first : first + 50])
-            right += int((model(texts).argmax(1) == classes).sum())
-    return right / len(pairs)
 
 
 def sent() -> int:

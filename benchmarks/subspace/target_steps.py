@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -41,9 +42,7 @@ def loss_at(steps: Sequence[int], losses: Sequence[float], step: float) -> float
     """A curve's value at a step, by a straight line between two points; None before the first and behind the last one."""
     if not steps[0] <= step <= steps[-1]:
         return None
-    for (a, at_a), (b, at_b) in zip(
-        zip(steps, losses, strict=True), zip(steps[1:], losses[1:], strict=True), strict=False
-    ):
+    for (a, at_a), (b, at_b) in itertools.pairwise(zip(steps, losses, strict=True)):
         if step <= b:
             return at_a + (at_b - at_a) * (step - a) / (b - a)
     return losses[-1]

@@ -84,7 +84,7 @@ def step_seconds(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """{"rate, pipeline": {run's name: seconds a step}} of the JSON's runs that are drawn; {} and a sentence without any."""
     runs = drawn(content)
     if not runs:
-        print("# no loss against seconds: expected runs of fine-tuning in 4 stages, got none")
+        print("# no loss against seconds: expected runs of fine-tuning in 4 stages (--only fine_tuning), got none")
         return {}
     pipelines = {"here": here(content["configurations"][next(iter(runs))]), "paper": PAPER}
     return {
@@ -107,7 +107,7 @@ def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, floa
         curves[name] = of_name[0]["step"][:least], falling(mean[:least])
     exact = next(iter(curves))
     steps, loss = curves[exact]
-    targets = [loss_at(steps, loss, max(steps[0], share * steps[-1])) or loss[0] for share in SHARES]
+    targets = [loss_at(steps, loss, max(steps[0], share * steps[-1])) for share in SHARES]
     print(
         f"# simulated ({PAPERS}). Seconds to a validation loss of {' and '.join(f'{target:.4f}' for target in targets)}:"
     )

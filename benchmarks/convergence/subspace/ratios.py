@@ -50,7 +50,7 @@ def step_seconds(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """{"80 Mbit/s, stages": {run's name: seconds a step}} of the JSON's runs of the part; {} and a sentence without any."""
     runs = {curve["name"]: curve for curve in content["curves"] if curve["name"] in BY_SECONDS}
     if not runs:
-        print("# no loss against seconds: expected runs of the part ratios, got none")
+        print("# no loss against seconds: expected runs of the part ratios (--only ratios), got none")
         return {}
     width = next(iter(content["configurations"][name] for name in runs))["width"]
     here = stage_seconds.measure(width=width, vocabulary=model.VOCABULARY, context=CONTEXT, repetitions=_TURNS)

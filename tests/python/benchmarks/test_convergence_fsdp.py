@@ -68,3 +68,15 @@ def test_the_sweep_of_shares_is_told_beside_the_exact_step(monkeypatch):
         ["exact", "3.000", "1.00", "1.00", "4.000"],
         ["γ = 2", "2.000", "1.50", "1.50", "2.000"],
     ]
+
+
+def test_the_grid_has_a_row_by_bits_of_weights_and_a_column_by_those_of_gradients(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    fake, measure = importlib.import_module("convergence.fsdp.fake"), importlib.import_module("steps.measure")
+    ways = [{"sent": [0], "seconds": [1.0]}, *({"sent": [10], "seconds": [2.0 + i]} for i in range(9))]
+    measured = measure.rows_of(fake.GRID, "100mbit", [ways, ways])
+    monkeypatch.setattr(fake, "measure_steps", lambda *_, **__: measured)
+    (table,) = fake.measure_grid(quick=True, seeds=1)[0]["tables"]
+    assert table["columns"] == ["no communication: 1.000", "G32", "G8", "G4"]
+    assert table["rows"][1] == ["W8", "5.000", "6.000", "7.000"]
+    assert fake.GRID[5].weights == "minmax8:bucket=1024" and fake.GRID[5].gradients == "qsgd4:bucket=1024"

@@ -5,13 +5,15 @@ import json
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
-from convergence import pretrained  # noqa: E402
+from convergence import pretrained, pretrained_stages  # noqa: E402
 
 
 def test_verses_of_the_archive_are_lines(tmp_path):
@@ -44,3 +46,29 @@ def test_a_compressed_run_is_held_to_the_exact_one():
         "FSDP2: validation loss after / before, largest": True,
         "bytes FSDP2 / FSDP2 W8G8": True,
     }
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_stages_have_each_layer_once_and_the_ends_their_own(count):
+    layers = [nn.Linear(1, 1) for _ in range(30)]
+    inner = SimpleNamespace(layers=layers, rotary_emb=nn.Identity(), embed_tokens=nn.Identity(), norm=nn.Identity())
+    model = SimpleNamespace(model=inner, lm_head=nn.Identity())
+    parts = [pretrained_stages.Part(model, index, count) for index in range(count)]
+    assert [layer for part in parts for layer in part.layers] == layers
+    assert [part.embed is not None for part in parts] == [index == 0 for index in range(count)]
+    assert [part.head is not None for part in parts] == [index == count - 1 for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "100"], "expected a number and kbit, mbit or gbit"),
+        (["--rate", "100mbit", "--only", "FSDP2"], "expected runs of stages with --rate, got FSDP2"),
+        (["--seeds", "0"], "expected 1 or more, got 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(monkeypatch, capsys, words, said):
+    monkeypatch.setattr(sys, "argv", ["pretrained", "text", *words])
+    with pytest.raises(SystemExit):
+        pretrained.parse()
+    assert said in capsys.readouterr().err

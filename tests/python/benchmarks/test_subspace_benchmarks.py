@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from links import BENCHMARKS, ENV, ROOT, expect_labs
 
 sys.path.insert(0, str(ROOT / "examples"))
 
-from subspace import held, target_steps, wan
+from subspace import held, stable_rank, target_steps, wan
 
 import torch_lowcomm as lc
 
@@ -103,6 +104,23 @@ def test_held_bytes_see_what_grows():
     assert tables[1] - tables[0] == 2 * 960 * held.WIDTH * 4, "the sender's table and the receiver's"
     kept = [held.held(1, context, 64, boundary=lc.subspace.Bottleneck(8))[1] for context in (32, 128)]
     assert kept[0] < kept[1]
+
+
+def test_the_energy_that_layers_have_in_the_same_dimensions():
+    one, other = torch.zeros(8, 3), torch.zeros(8, 5)
+    one[0, 0], other[1, 2] = 3.0, 0.1
+    assert stable_rank.common_share([one, 2 * one], 1) == pytest.approx(1), "they share it"
+    assert stable_rank.common_share([one, other], 1) == pytest.approx(0.5), "each has its own, and counts alike"
+    assert stable_rank.common_share([torch.eye(8)], 2) == pytest.approx(0.25)
+
+
+def test_channels_that_outweigh_all_others_are_found(capsys):
+    stream = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    stream[7] = 80.0
+    (row,) = stable_rank.outliers([stream])
+    assert row["largest"][0] > 0.98
+    assert row["gauss4"][1] < 0.25 < row["gauss2"][1] < 1, "rotated by itself"
+    assert "largest channel" in capsys.readouterr().out
 
 
 def run(tmp_path, *words):
