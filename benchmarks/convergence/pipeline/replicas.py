@@ -44,6 +44,7 @@ PRESETS = {
         for name, optimizer in (("QuantizedAdam", "quantized_adam"), ("paper's QuantizedAdam", "paper_adam"))
         for way, store in (("AQ", "fp16"), ("DirectQ", ""))
     },
+    "exact, DiLoCoX": ReplicasConfiguration(optimizer="diloco"),
 }
 KINDS = ("forward", "backward", "announcements", "replicas", "other")
 
