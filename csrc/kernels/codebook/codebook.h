@@ -84,8 +84,7 @@ struct CodebookLoops {
 // signs and a Walsh-Hadamard transform along the rows of every lane: of all 32, or of each 16, 8, 4, 2 or 1 that follow
 // each other, which are then a part of a unit ("Units"), and of units along the 16 lanes of every row, for a model's
 // activations have single channels that outweigh all others. Orthonormal, so its inverse is itself with the signs last.
-// It makes any tensor's elements nearly normal, which a grid, and a table for the normal distribution more so, then
-// serves equally well.
+// It makes any tensor's elements nearly normal, which a table for the normal distribution then serves equally well.
 
 // rows^-1/2, to nearest, for a power of two up to 32; of units (16·rows)^-1/2.
 constexpr float rotationScale(int rows, bool units = false) {
@@ -99,10 +98,8 @@ inline constexpr uint32_t kRotationSigns[16] = {
     0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u, 0xf8e4cca4u, 0x5cb200dbu, 0xb1a574ebu, 0x097eff67u,
     0x04faa329u, 0x51c732a6u, 0x241513adu, 0x459135e4u, 0xc990ef29u, 0x6a4474a6u, 0x9ac9134fu, 0x6d413e04u};
 
-// Units' blocks have other signs each (FORMAT.md, "Units"): row r of every lane changes its sign once more where bit r
-// of this word is set. A model's messages would else all be rotated alike, and it learns to send along single elements
-// of the rotated block, which `gauss` clips: validation by exact messages 23 % worse after 300 steps, of a decoder of
-// width 576.
+// Units' blocks have other signs each, or models learn to send what `gauss` clips (FORMAT.md, "Units"): row r of every
+// lane changes its sign once more where bit r of this word is set.
 LOWCOMM_RULE constexpr uint32_t turnOf(uint64_t block) {
   uint32_t x = static_cast<uint32_t>(block);  // the finalizer of MurmurHash3, whose bits all depend on all of x's
   x = (x ^ x >> 16) * 0x85ebca6bu;

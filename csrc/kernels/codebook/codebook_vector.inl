@@ -69,7 +69,11 @@ LOWCOMM_INLINE Floats withLanesApart(Floats v, LaneNumbers<kLane...>) {
 #else
   const Floats other = __builtin_shuffle(v, Words{(kLane ^ kApart)...});
 #endif
+#ifdef __AVX512F__  // a product by 1 or -1 is exact: rounded once, as a sum is
+  return (Floats)_mm512_fmadd_ps((__m512)v, (__m512)Floats{(kLane & kApart ? -1.0f : 1.0f)...}, (__m512)other);
+#else
   return other + (Floats)((Words)v ^ Words{((kLane & kApart) != 0) * ~kMagnitude...});
+#endif
 }
 
 // The stages across the lanes of a row.
