@@ -9,11 +9,14 @@ lc.stats()
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch_lowcomm._compatibility import check_torch
+from torch_lowcomm._variables import warn_of_unknown
 
 check_torch()
+warn_of_unknown(os.environ)
 
 import _torch_lowcomm_autoload  # noqa: E402
 from torch_lowcomm import ddp  # noqa: E402
