@@ -10,32 +10,40 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 _living: weakref.WeakSet[WeightVersion] = weakref.WeakSet()
 _hooked = False
 
 
+def _versions(optimizer: Optimizer) -> list[WeightVersion]:
+    """Those of parameters that an optimizer steps; none for the optimizer of another model."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [version for version in _living if version.has_one_of(stepped)]
+
+
 def _writes_nothing(optimizer: Optimizer) -> bool:
     """Whether an optimizer steps at learning rate 0, as torch's checkpoint helpers do to initialise its state."""
-    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return all(isinstance(rate, (int, float, Tensor)) and float(rate) == 0.0 for rate in rates)
 
 
 def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    if _writes_nothing(optimizer):
-        for version in _living:
+    versions = _versions(optimizer)
+    if versions and _writes_nothing(optimizer):
+        for version in versions:
             version.settle()  # counts earlier writes; `overlook` then hides what this step does to the counters
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    if _writes_nothing(optimizer):
-        for version in _living:
+    versions = _versions(optimizer)
+    if versions and _writes_nothing(optimizer):
+        for version in versions:
             version.overlook()
         return
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for version in _living:
-        version.note_step(stepped)
+    for version in versions:
+        version.note_step()
 
 
 class WeightVersion:
@@ -57,9 +65,13 @@ class WeightVersion:
         self._seen: tuple[Any, ...] | None = None  # None: the parameters as they are now belong to this count
         _living.add(self)
 
-    def note_step(self, stepped: set[int]) -> None:
-        """Notes that an optimizer stepped the parameters with these ids."""
-        self._steps += any(id(p) in stepped for p in self._parameters())
+    def has_one_of(self, parameters: set[int]) -> bool:
+        """Whether one of its parameters has one of these ids."""
+        return any(id(p) in parameters for p in self._parameters())
+
+    def note_step(self) -> None:
+        """Notes that an optimizer stepped its parameters."""
+        self._steps += 1
 
     def version(self) -> int:
         """Returns the count, which grows by one if the parameters were written since the last call."""

@@ -105,3 +105,31 @@ def _slots(r):
 def test_no_two_segments_share_a_slot(pair, quad):
     pair(_slots)
     quad(_slots)
+
+
+class _OwnRate(torch.optim.Optimizer):
+    """An optimizer without a learning rate of its own, as those that find one."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad, alpha=-0.05)
+
+
+def _without_a_rate(r):
+    r.init("lowcomm")
+    model, comms, _ = _make(r)
+    other = nn.Linear(4, 4)
+    other(torch.ones(1, 4)).sum().backward()
+    before = comms.state_dict()
+    _OwnRate(other.parameters()).step()
+    assert comms.state_dict() == before, "another model's steps count nothing"
+    losses = steps(r, model, _OwnRate(model.parameters()), range(3))
+    assert len(set(losses)) == 3 and comms.state_dict() != before
+
+
+def test_optimizers_without_a_rate(pair):
+    pair(_without_a_rate)
