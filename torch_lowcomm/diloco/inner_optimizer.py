@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -28,6 +28,12 @@ class OptimizerAround(torch.optim.Optimizer):
         super().__init__([torch.zeros(())], {})
         self.inner = inner
         self._share_inner()
+
+    def __getattr__(self, name: str) -> Any:
+        """What an optimizer has beyond torch's: the `train` and `eval` of schedule-free ones, which trainers ask for."""
+        if name.startswith("_") or name == "inner":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Calls the inner optimizer's zero_grad."""
@@ -59,14 +65,43 @@ class OptimizerAround(torch.optim.Optimizer):
         return self.inner.step(closure) if closure is not None else self.inner.step()
 
     def _share_inner(self) -> None:
-        """Takes the inner optimizer's groups and state, which its `load_state_dict` replaces."""
+        """Takes the inner optimizer's groups, which its `load_state_dict` replaces, and shows its state."""
         self.param_groups = self.inner.param_groups
-        self.state = self.inner.state
+        self.state = StateOf(self.inner)  # type: ignore[assignment]
         self.defaults = self.inner.defaults
 
     def _identities(self) -> list[tuple[int, int, torch.dtype]]:
         """Returns (object, address of its elements, dtype) of every parameter: the outer loop reads and writes there."""
         return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self.inner)]
+
+
+class StateOf(MutableMapping):
+    """An optimizer's state, that is never false.
+
+    Where a state is false torch makes a step with gradients and learning rates of 0, to fill it before it loads a checkpoint;
+    the outer loop would count that step. Its own states have all that they need.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        return self._optimizer.state[parameter]
+
+    def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
+        self._optimizer.state[parameter] = state
+
+    def __delitem__(self, parameter: torch.Tensor) -> None:
+        del self._optimizer.state[parameter]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._optimizer.state)
+
+    def __len__(self) -> int:
+        return len(self._optimizer.state)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

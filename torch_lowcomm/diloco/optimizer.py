@@ -172,8 +172,7 @@ class DiLoCoX(OptimizerAround):
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.
 
-        A step with a learning rate of 0 in every group does not count: torch makes such a step to give an optimizer its state
-        before it loads a checkpoint. A step that a gradient scaler skips counts.
+        Every call counts, also with a learning rate of 0 and where a gradient scaler skips the step.
 
         Args:
             closure: For inner optimizers that take one.
@@ -196,11 +195,10 @@ class DiLoCoX(OptimizerAround):
                 f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
                 "parameters come or go, or the model is moved or cast"
             )
-        if any(group.get("lr", 1.0) != 0 for group in self.param_groups):
-            if self._elastic:
-                self._elastic.count_step()
-            if self._outer.step(samples) and self._elastic:
-                self._elastic.stepped(self._outer.report["outer_steps"])
+        if self._elastic:
+            self._elastic.count_step()
+        if self._outer.step(samples) and self._elastic:
+            self._elastic.stepped(self._outer.report["outer_steps"])
         return result
 
     def finish(self) -> None:

@@ -181,3 +181,50 @@ def _buffers(r, average):
 @pytest.mark.parametrize("average", [True, False])
 def test_buffers_are_averaged_where_asked(pair, average):
     pair(_buffers, average)
+
+
+def _rates_of_zero(r):
+    """A schedule that begins and ends at 0, as transformers' linear one: outer steps are due by calls."""
+    r.init()
+    model, optimizer = _make(mode="sync")
+    total = 4 * EVERY
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / EVERY, max(0, total - 2 - step)))
+    _steps(model, optimizer, r.rank, range(total), scheduler)
+    assert optimizer.param_groups[0]["lr"] == 0
+    assert (optimizer.steps, optimizer.report["outer_steps"]) == (total, 4)
+
+
+def test_steps_at_a_rate_of_zero_count(pair):
+    pair(_rates_of_zero)
+
+
+class _ScheduleFree(torch.optim.SGD):
+    """A stand-in for optimizers with two modes, which a trainer asks for by hasattr."""
+
+    training = True
+
+    def train(self):
+        self.training = True
+
+    def eval(self):
+        self.training = False
+
+
+def _further_attributes(r):
+    r.init()
+    model = ddp_model.Net()
+    inner = _ScheduleFree(model.parameters(), lr=1e-2)
+    optimizer = lc.DiLoCoX(inner, EVERY, model=model)
+    optimizer.eval()
+    assert not inner.training and not optimizer.training
+    optimizer.train()
+    assert inner.training
+    _, plain = _make()
+    assert not hasattr(plain, "train") and not hasattr(plain, "eval")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = optimizer.nothing
+    assert optimizer.state and not inner.state and list(optimizer.state) == []
+
+
+def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(pair):
+    pair(_further_attributes)
