@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from torch_lowcomm import _C
 
 MIN_ELEMENTS = 1024
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+Named = tuple[str, torch.Tensor, bool]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Entry:
 
     key: str
     parameter: torch.Tensor
+    exact: bool  # by request
     compression: _C.Compression | None
     slot: int  # first slot of the group's random draws
     number: int  # the parameter's place in the model; decides which ranks sum its slices
@@ -45,8 +48,8 @@ class Parameters:
         rank: Rank of the factors; None for no factors.
         feedback: Whether there are residuals.
         eight_bits: Whether residuals are kept in 8 bits.
-        model: Names the keys; None for the order in which parameters are first seen.
-        exact: Called with (name, parameter); True keeps a parameter exact.
+        named: Key, parameter, and whether it is kept exact.
+        fixed: Whether these are all; if not, others are keyed by the order in which they are first seen.
     """
 
     def __init__(
@@ -56,20 +59,23 @@ class Parameters:
         rank: int | None,
         feedback: bool,
         eight_bits: bool,
-        model: nn.Module | None,
-        exact: Callable[[str, nn.Parameter], bool] | None,
+        named: Sequence[Named],
+        fixed: bool,
     ) -> None:
         self._backend = backend
         self._rank, self._feedback, self._eight_bits = rank, feedback, eight_bits
         self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
         self._loaded: dict[str, torch.Tensor] | None = None  # from a checkpoint, for parameters that are not known yet
-        self._fixed = model is not None
-        for name, parameter in model.named_parameters() if model is not None else ():
-            if parameter.requires_grad:
-                self._add(name, parameter, exact is not None and exact(name, parameter))
+        self._fixed = fixed
+        for key, parameter, exact in named:
+            self._add(key, parameter, exact)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
+
+    def named(self) -> list[Named]:
+        """What makes the same entries again."""
+        return [(entry.key, entry.parameter, entry.exact) for entry in self]
 
     def coded(self) -> str:
         """Returns the text that ranks compare: the number of coded parameters, and a hash of their keys and shapes."""
@@ -107,7 +113,7 @@ class Parameters:
                 seed=zlib.crc32(key.encode()),
             )
             slot = self._backend.reserve_slots(2 * self._backend.size())
-        entry = Entry(key, parameter, compression, slot, len(self._entries))
+        entry = Entry(key, parameter, exact, compression, slot, len(self._entries))
         self._entries[id(parameter)] = entry
         if self._loaded is not None:
             self._fill(entry, self._loaded)
@@ -132,6 +138,11 @@ class Parameters:
         for entry in self:
             self._fill(entry, tensors)
         self._loaded = self._untaken(tensors)
+
+    def load_own(self, tensors: dict[str, Any]) -> None:
+        """Loads a copy's tensors, of whatever rank: factors, which are equal on all ranks, and residuals of this rank."""
+        rank = self._backend.rank()
+        self.load({name: tensors.get(name, new) for entry in self for name, new in entry.tensors(rank).items()})
 
     def _untaken(self, tensors: dict[str, Any]) -> dict[str, Any]:
         taken = {name for entry in self for name in entry.tensors(self._backend.rank())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
-from torch_lowcomm.codec import codec as checked_codec
-from torch_lowcomm.ddp.parameters import Parameters
+from torch_lowcomm.ddp.options import StateOptions
+from torch_lowcomm.ddp.parameters import Named, Parameters
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
 
 logger = logging.getLogger("torch_lowcomm")
-
-_RESIDUALS = ("float32", "int8")
 
 
 class State:
@@ -48,7 +47,11 @@ class State:
     counts as one step. Inside `lc.exact()` a step is exact and changes no state.
 
     If the group has a policy for all_reduce, the hook takes precedence: gradients are coded once, by the state's codec.
-    Collective: ranks compare their options here. Each model needs a separate State.
+    Collective: ranks compare their options here. Where there is no group yet (Lightning's `ddp_comm_state`), they do so at the
+    first step. Each model needs a separate State.
+
+    `torch.save`, pickle and deepcopy of a DDP model copy its State too: with the steps, the factors and this rank's residuals,
+    for the default group of the process that loads it. Residuals of other ranks do not follow: another rank's begin at 0.
 
     Args:
         process_group: The group of the DDP model, of backend lowcomm; None for the default group.
@@ -86,66 +89,77 @@ class State:
         exact: Callable[[str, nn.Parameter], bool] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self._backend = backend_of(process_group)
-        self._group = process_group if process_group is not None else dist.group.WORLD
-        self._step: Step | None = None
-        self._steps = 0
-        self._scaler, self._scale = grad_scaler, 1.0
-        self._said = False
+        self._group, self._scaler = process_group, grad_scaler
+        self._start()
+        connected = process_group is not None or dist.is_initialized()
+        backend = backend_of(process_group) if connected else None
         try:
-            self._codec = _poisoning(codec)
-            self._projection_codec = self._codec if projection_codec is None else _poisoning(projection_codec)
-            if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
-                raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
-            if projection_codec is not None and rank is None:
-                raise ValueError("ddp.State: projection_codec: expected rank= too, got none")
-            if not isinstance(warm_up_steps, int) or warm_up_steps < 0:
-                raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {warm_up_steps!r}")
-            if residual_dtype not in _RESIDUALS:
-                raise ValueError(f"ddp.State: residual_dtype: expected one of {_RESIDUALS}, got {residual_dtype!r}")
-            if exact is not None and not callable(exact):
-                raise TypeError(
-                    f"ddp.State: exact: expected a function of (name, parameter), got {type(exact).__name__}"
-                )
-            if exact is not None and model is None:
-                raise ValueError("ddp.State: exact: expected model= too, whose names it is called with, got none")
-            self._warm_up_steps = warm_up_steps
-            self._kept = {"rank": rank or 0, "error_feedback": bool(error_feedback), "residual_dtype": residual_dtype}
-            self._parameters = Parameters(
-                self._backend,
-                rank=rank,
-                feedback=error_feedback,
-                eight_bits=residual_dtype == "int8",
-                model=model.module if isinstance(model, DistributedDataParallel) else model,
-                exact=exact,
+            self._options = StateOptions.checked(
+                codec, projection_codec, rank, error_feedback, residual_dtype, warm_up_steps
             )
+            self._named, self._fixed = _named(model, exact), model is not None
+            if backend is not None:
+                parameters = self._parameters_on(backend)
         except Exception as error:
-            self._backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
+            if backend is not None:
+                backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
             raise
-        self._backend.agree_on_texts("ddp.State", list(self._options().items()))
-        if any(part.strip().startswith("all_reduce=") for part in self._backend.policy.split(";")):
+        if backend is not None:
+            self._connect(backend, parameters)
+
+    def _start(self) -> None:
+        """Sets what a State begins with, before it has a group."""
+        self._connected: tuple[_C.LowcommBackend, Parameters] | None = None
+        self._copied: dict[str, Any] | None = None
+        self._step: Step | None = None
+        self._steps, self._scale = 0, 1.0
+        self._sparse: set[str] = set()
+        self._said = False
+
+    def _parameters_on(self, backend: _C.LowcommBackend) -> Parameters:
+        return Parameters(
+            backend,
+            rank=self._options.rank or None,
+            feedback=self._options.error_feedback,
+            eight_bits=self._options.residual_dtype == "int8",
+            named=self._named,
+            fixed=self._fixed,
+        )
+
+    def _connect(self, backend: _C.LowcommBackend, parameters: Parameters) -> None:
+        self._connected = backend, parameters
+        texts = {name: str(value) for name, value in dataclasses.asdict(self._options).items()}
+        texts |= {"grad_scaler": str(self._scaler is not None), "coded parameters": parameters.coded()}
+        backend.agree_on_texts("ddp.State", [*texts.items(), ("steps", str(self._steps))])
+        if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
             logger.info(
                 "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
-                self._backend.group_name,
-                self._backend.policy,
-                self._codec,
+                backend.group_name,
+                backend.policy,
+                self._options.codec,
             )
+
+    def _on_group(self) -> tuple[_C.LowcommBackend, Parameters]:
+        """The backend and the parameters. Collective at the first call, where there was no group before.
+
+        Raises:
+            ValueError: There is no group of lowcomm yet.
+            DistBackendError: Ranks have different options.
+        """
+        if self._connected is None:
+            backend = backend_of(self._group)
+            parameters = self._parameters_on(backend)
+            if self._copied is not None:
+                parameters.load_own(self._copied)
+                self._copied = None
+            self._connect(backend, parameters)
+        assert self._connected is not None
+        return self._connected
 
     @property
     def steps(self) -> int:
         """Number of steps that have begun."""
         return self._steps
-
-    def _options(self) -> dict[str, str]:
-        options = {
-            "codec": self._codec,
-            "projection_codec": self._projection_codec,
-            **self._kept,
-            "warm_up_steps": self._warm_up_steps,
-        }
-        options |= {"grad_scaler": self._scaler is not None}
-        options |= {"coded parameters": self._parameters.coded()}
-        return {name: str(value) for name, value in options.items()}
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Starts to average a bucket. `lc.ddp.hook` calls it for the buckets in their order.
@@ -162,8 +176,11 @@ class State:
         step = self._step
         if step is None:
             raise ValueError(f"ddp: expected a step's bucket 0 first, got bucket {bucket.index()}")
-        entries = [self._parameters.of(parameter) for parameter in bucket.parameters()]
-        exact = step.number < self._warm_up_steps or _C.in_exact()
+        entries = [self._on_group()[1].of(parameter) for parameter in bucket.parameters()]
+        exact = step.number < self._options.warm_up_steps or _C.in_exact()
+        if bucket.buffer().is_sparse:
+            self._sparse |= {entry.key for entry in entries}
+            exact = True
         future = step.reduce(bucket, None if exact else entries)
         if bucket.is_last() and not self._said:
             self._say()
@@ -172,32 +189,34 @@ class State:
     def _begin(self) -> None:
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
+        backend, _ = self._on_group()
         self._follow_scale()
-        self._step = Step(self._steps, self._group, self._backend, self._codec, self._projection_codec)
+        group = self._group if self._group is not None else dist.group.WORLD
+        self._step = Step(self._steps, group, backend, self._options.codec, self._options.projection_codec)
         self._steps += 1
 
     def _follow_scale(self) -> None:
         """Scales the residuals, which are in the gradients' unit, as the scaler did (exactly, if by powers of two)."""
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         if scale != self._scale and self._steps > 0:
-            for entry in self._parameters:
+            for entry in self._on_group()[1]:
                 if entry.compression is not None:
                     entry.compression.scale(scale / self._scale)
         self._scale = scale
 
     def _say(self) -> None:
         self._said = True
-        coded = [entry for entry in self._parameters if entry.compression is not None]
+        entries = list(self._on_group()[1])
+        coded = [entry for entry in entries if entry.compression is not None and entry.key not in self._sparse]
+        factors = sum(entry.compression.rank > 0 for entry in coded if entry.compression)
         logger.info(
-            "ddp: %d parameters (%d elements) travel by %s%s; %d exact",
+            "ddp: %d parameters (%d elements) travel by %s%s; %d exact%s",
             len(coded),
             sum(entry.parameter.numel() for entry in coded),
-            self._codec,
-            f", {sum(e.compression.rank > 0 for e in coded if e.compression)} of them as factors of rank "
-            f"{self._kept['rank']}"
-            if self._kept["rank"]
-            else "",
-            len(list(self._parameters)) - len(coded),
+            self._options.codec,
+            f", {factors} of them as factors of rank {self._options.rank}" if self._options.rank else "",
+            len(entries) - len(coded),
+            f", for their gradients are sparse: {', '.join(sorted(self._sparse))}" if self._sparse else "",
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,12 +231,13 @@ class State:
             "rank<r>.<parameter>.residual": float32 of the parameter's shape, or the bytes of 8 bits,
             "<parameter>.factor": float32 [rank, columns]}. The tensors are the state's own: do not write to them.
         """
+        backend, parameters = self._on_group()
         return {
-            "world_size": self._backend.size(),
+            "world_size": backend.size(),
             "steps": self._steps,
             "grad_scale": self._scale,
-            **self._kept,
-            **self._parameters.state_dict(),
+            **self._options.of_state(),
+            **parameters.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -229,26 +249,52 @@ class State:
             ValueError: The state is of another world size, rank of the group or kind, or does not fit a parameter. The message
                 has expected and actual, and nothing has changed. A parameter that is not known yet raises it when it comes.
         """
-        for name, value in {"world_size": self._backend.size(), **self._kept}.items():
+        backend, parameters = self._on_group()
+        for name, value in {"world_size": backend.size(), **self._options.of_state()}.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
         tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-        self._parameters.load(tensors)
+        parameters.load(tensors)
         self._steps = int(state["steps"])
         self._scale = float(state["grad_scale"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but the group. Call them between steps."""
+        named, tensors = self._named, self._copied
+        if self._connected is not None:
+            named, tensors = self._connected[1].named(), self._connected[1].state_dict()
+        return {
+            "options": self._options,
+            "scaler": self._scaler,
+            "steps": self._steps,
+            "scale": self._scale,
+            "named": named,
+            "fixed": self._fixed,
+            "tensors": tensors,
+        }
 
-def _poisoning(text: str) -> str:
-    """Returns the codec with nonfinite=poison: a NaN of one rank must reach every rank's gradients and raise no error."""
-    spec = checked_codec(text).spec
-    if spec == "none" or "axis=channel" in spec:
-        raise ValueError(f"ddp.State: codec: expected one that rounds, in buckets of a flat tensor, got {spec!r}")
-    if "nonfinite=saturate" in spec:
-        raise ValueError(
-            f"ddp.State: codec: expected one by which a NaN arrives, got {spec!r}: leave nonfinite= out, it is poison here"
-        )
-    if "nonfinite=" in spec:
-        return spec
-    return checked_codec(f"{spec}{',' if ':' in spec else ':'}nonfinite=poison").spec
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self._start()
+        self._group, self._options, self._scaler = None, kept["options"], kept["scaler"]
+        self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["tensors"]
+        self._steps, self._scale = kept["steps"], kept["scale"]
+
+
+def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] | None) -> list[Named]:
+    """The trained parameters of a model, with what `exact` says of each; none without a model.
+
+    Raises:
+        TypeError: `exact` is not a function.
+        ValueError: `exact` was given without a model.
+    """
+    if exact is not None and not callable(exact):
+        raise TypeError(f"ddp.State: exact: expected a function of (name, parameter), got {type(exact).__name__}")
+    if model is None:
+        if exact is not None:
+            raise ValueError("ddp.State: exact: expected model= too, whose names it is called with, got none")
+        return []
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    trained = ((name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad)
+    return [(name, parameter, exact is not None and exact(name, parameter)) for name, parameter in trained]

@@ -106,12 +106,17 @@ class Step:
     def _settle(self) -> None:
         if self._lent:
             # Results are equal on all ranks, and so is this decision.
-            finite = all(c.done for c in self._lent) and all(bool(t.isfinite().all()) for t in self._exact)
+            finite = all(c.done for c in self._lent) and all(map(_is_finite, self._exact))
             for compression in self._lent:
                 compression.commit() if finite else compression.roll_back()
             self._lent.clear()
         self._exact.clear()
         self._futures = []
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    numbers = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return bool(numbers.isfinite().all())
 
 
 def _flat(buffer: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

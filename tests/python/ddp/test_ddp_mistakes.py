@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
+from torch_lowcomm.groups import backend_of
 
 
 def _all(name, parameter):
@@ -127,7 +128,7 @@ def _op_mistakes(r):
     state = lc.ddp.State(rank=4)
     with pytest.raises(ValueError, match="lowcomm: compression: expected a tensor of 4 elements, got 3"):
         compression = torch_compression([4])
-        state._backend.all_reduce_low_rank(
+        backend_of().all_reduce_low_rank(
             [torch.ones(3)],
             dist.ReduceOp(dist.ReduceOp.AVG),
             "sym4:nonfinite=poison",
@@ -156,7 +157,7 @@ def _op_mistakes(r):
             "step": 0,
         } | change
         with pytest.raises(error, match=said):
-            state._backend.all_reduce_low_rank(**arguments)
+            backend_of().all_reduce_low_rank(**arguments)
 
 
 def torch_compression(shape):
