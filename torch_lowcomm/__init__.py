@@ -19,7 +19,7 @@ check_torch()
 warn_of_unknown(os.environ)
 
 import _torch_lowcomm_autoload  # noqa: E402
-from torch_lowcomm import ddp  # noqa: E402
+from torch_lowcomm import _copies, ddp  # noqa: E402, F401
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402

@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
 
 
-class QuantizedAdam(torch.optim.Optimizer):
+class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     """AdamW of a group of ranks, each with data of its own: `step` does the communication, and there is no DDP around the model.
 
         opt = lc.QuantizedAdam(model.parameters(), lr=1e-3, warmup_steps=100)

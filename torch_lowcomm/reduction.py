@@ -43,6 +43,13 @@ class Residual:
         """
         self._state.set(state["value"])
 
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        self._state = _C.Residual(list(state["value"].shape))
+        self.load_state_dict(state)
+
 
 def all_reduce(
     tensor: torch.Tensor,

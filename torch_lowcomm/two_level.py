@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._hosts import hosts_of_environment, hosts_of_mesh
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.codec import codec as checked_codec
@@ -22,7 +23,7 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 _NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how an op's part between hosts ended
 
 
-class TwoLevel:
+class TwoLevel(NotCopied):
     """all_reduce, all_gather and reduce_scatter over hosts × ranks of a host, compressed only between hosts.
 
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("hosts", "ranks"))
@@ -57,6 +58,8 @@ class TwoLevel:
         ValueError: A mesh, a name or a codec is wrong.
         DistBackendError: Ranks have different codecs or meshes, or a rank did not come.
     """
+
+    _instead = "make a new one"
 
     def __init__(
         self, mesh: DeviceMesh, *, codec: str, inside: str, between: str, timeout: timedelta | None = None

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.diloco.parameters import local
 
 
-class OptimizerAround(torch.optim.Optimizer):
+class OptimizerAround(NotCopied, torch.optim.Optimizer):
     """Shares the parameter groups, state and defaults of an inner optimizer, and makes its steps.
 
     Attributes:

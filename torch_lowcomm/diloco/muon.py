@@ -74,6 +74,13 @@ class MuonAdamW(torch.optim.Optimizer):
             raise ValueError("MuonAdamW: add_param_group: expected the parameters that it was made with, got more")
         super().add_param_group(param_group)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
     def _share(self) -> None:
         """Gives each part its groups and the common state: `load_state_dict` replaces both."""
         begin = 0

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.codec import codec
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import all_reduce
@@ -18,7 +19,7 @@ logger = logging.getLogger("torch_lowcomm")
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class State:
+class State(NotCopied):
     """The state of `hook` for an FSDP1 model: codec, group, and the count of its random draws.
 
         model = FullyShardedDataParallel(module, process_group=group)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
 from torch_lowcomm.fsdp.hosts import HostComms
 
 
-class QuantizedComms:
+class QuantizedComms(NotCopied):
     """Handle of a model's quantized communication; a `torch.distributed.checkpoint` Stateful.
 
     Stochastic codecs draw by the numbers of the step and of the reduction. A run that resumes with these counters has the same

@@ -12,6 +12,7 @@ from datetime import timedelta
 from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._create import make_gloo, make_nccl
 from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -42,7 +43,7 @@ class MachineGroup:
     backends: tuple[_C.LowcommBackend, ...]
 
 
-class Membership:
+class Membership(NotCopied):
     """The machines at a store, each with a separate launcher. They come, go, and form groups of those that are there.
 
         store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
@@ -79,6 +80,8 @@ class Membership:
         ValueError: A number is wrong, a living machine already has this id, or ranks of the site give different ids.
         ConnectionError: The store is lost.
     """
+
+    _instead = "make a new one"
 
     def __init__(
         self,

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.moves import move_slots
 from torch_lowcomm.pipeline.slot import Slot
 
 _log = logging.getLogger(__name__)
 
 
-class Cache:
+class Cache(NotCopied):
     """The memory of the stages of one rank, in RAM or in files.
 
     A sample takes a slot at each boundary of the rank: N samples of [T, D] take N · T · D · 2 bytes in fp16, about

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import (
     CHUNKS,
@@ -29,7 +30,7 @@ from torch_lowcomm.pipeline.cache import Cache
 Samples = torch.Tensor | Iterable[int] | None
 
 
-class Edge:
+class Edge(NotCopied):
     """This rank's end of an edge to another rank, for pipelines that are written by hand.
 
         edge = lc.pipeline.Edge(1, forward="gauss2", backward="gauss4", cache=lc.pipeline.Cache())    # on rank 0
@@ -48,6 +49,8 @@ class Edge:
 
     After an error both ends refuse messages, with the first cause, until both have called reset().
     """
+
+    _instead = "make a new one"
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.cache import Cache
@@ -23,7 +24,7 @@ from torch_lowcomm.pipeline.presets import FIRST, codecs
 from torch_lowcomm.pipeline.units import expect_unit
 
 
-class Stage(PipelineStage):
+class Stage(NotCopied, PipelineStage):
     """`torch.distributed.pipelining.PipelineStage` for slow links, for every schedule of torch.
 
     torch posts a receive when it is about to wait for it, and a link with a delay then waits a round trip for each message. This
@@ -33,6 +34,8 @@ class Stage(PipelineStage):
 
     Stages that share a rank pass tensors without a message, as torch's do.
     """
+
+    _instead = "make a new one"
 
     tells_shapes = hasattr(PipelineStage, "_recv_meta")  # of later torch, whose stages call it
 

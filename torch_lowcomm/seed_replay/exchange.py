@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._text_difference import show_both
 from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
@@ -84,7 +85,7 @@ class Alone:
         return {"machines": 1, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
 
 
-class StaticExchange:
+class StaticExchange(NotCopied):
     """A group whose ranks are the machines: one all_gather an iteration. A rank that fails ends the run; none can come.
 
     Args:
@@ -92,6 +93,8 @@ class StaticExchange:
         samples: Number of this rank's samples in every iteration; None if it changes. Unless it is equal on all ranks, the
             lengths of messages are gathered before the messages.
     """
+
+    _instead = "make a new one"
 
     def __init__(self, group: dist.ProcessGroup | None, *, samples: int | None) -> None:
         self._group, self._samples, self._fixed = group, samples, False

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._text_difference import differing_parts
 from torch_lowcomm.seed_replay.checkpoint import Checkpoint
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
@@ -27,7 +28,7 @@ from torch_lowcomm.seed_replay.store import StoreExchange
 from torch_lowcomm.seed_replay.weights import Entry, core_and_perturbation, entries
 
 
-class SeedReplay(torch.optim.Optimizer):
+class SeedReplay(NotCopied, torch.optim.Optimizer):
     """Zeroth-order optimizer: machines measure the loss along directions that they make from seeds, and send one byte for each.
 
         opt = lc.SeedReplay(model, lr=1e-2, samples=4, group=dist.group.WORLD)

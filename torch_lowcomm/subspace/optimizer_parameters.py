@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch_lowcomm.subspace.basis import Basis
 
 
-class SubspaceOptimizer(torch.optim.Optimizer):
+class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
     """What SubspaceAdamW knows of its parameters; its core, in C++, has the moments."""
 
     def __init__(

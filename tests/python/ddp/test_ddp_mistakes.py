@@ -125,7 +125,7 @@ def test_a_state_of_another_model_is_refused(pair):
 
 def _op_mistakes(r):
     r.init()
-    state = lc.ddp.State(rank=4)
+    lc.ddp.State(rank=4)
     with pytest.raises(ValueError, match="lowcomm: compression: expected a tensor of 4 elements, got 3"):
         compression = torch_compression([4])
         backend_of().all_reduce_low_rank(

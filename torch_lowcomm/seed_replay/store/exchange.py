@@ -14,6 +14,7 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
@@ -39,7 +40,7 @@ _VERSION = 2  # of PROTOCOL.md
 _CHECK_WAIT = 0.25  # of T_apply, for a checksum: the others wait for this machine's next message meanwhile
 
 
-class StoreExchange:
+class StoreExchange(NotCopied):
     """The machines of a run, each with a separate launcher. They come, go, and agree on every iteration's record.
 
         store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
@@ -69,6 +70,8 @@ class StoreExchange:
         TypeError: An argument has the wrong type.
         ValueError: A number is wrong.
     """
+
+    _instead = "make a new one"
 
     def __init__(
         self,
