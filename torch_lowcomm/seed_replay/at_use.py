@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,11 @@ import torch
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm.seed_replay.raw_reads import RawReads
+
+logger = logging.getLogger("torch_lowcomm")
+
+_LOOK_EVERY = 32  # evaluations; an even number, so that both of a two-sided estimate are alike
 
 
 class _Weights(dict[str, Any]):
@@ -27,8 +33,9 @@ class AtUse:
     """Evaluates a model at w + factor·z without a second copy of it (peak memory: one module's weights more).
 
     A module that reads `module.weight` during an evaluation, its own or another's, gets a separate perturbed tensor.
-    A model may refer to parameters in another way (the flat weights of recurrent layers), which is never seen so. The first
-    evaluation finds these parameters; from then on they are perturbed in place and put back from a copy.
+    Parameters may be read in another way, which gives them as they are: the flat weights of recurrent layers, a penalty over
+    `model.parameters()` or over a list of them. The first evaluation, and one of 32 later on, finds these parameters; from
+    then on they are perturbed in place and put back from a copy.
 
     Args:
         model: A model in eager mode: what a compiler has traced reads no attributes.
@@ -48,7 +55,8 @@ class AtUse:
         self._in_place: dict[int, nn.Parameter] = {}  # by number
         self._parameters = {numbers[id(p)]: p for p in model.parameters() if id(p) in numbers}
         self._seen: set[int] = set()
-        self._checked = False
+        self._read_raw: set[int] = set()
+        self._checked, self._evaluations = False, 0
         self._sample, self._factor = 0, 0.0
         self._last: tuple[_Weights, dict[int, torch.Tensor]] | None = None
         if quantized:
@@ -65,7 +73,13 @@ class AtUse:
             with torch.no_grad():
                 for number, parameter in self._in_place.items():
                     parameter.copy_(self._core.perturbed(number, self._machine, sample, factor))
-            yield
+            if factor != 0 and self._evaluations % _LOOK_EVERY == 0:
+                with RawReads(self._numbers) as reads:
+                    yield
+                self._read_raw = reads.found
+            else:
+                yield
+            self._evaluations += factor != 0
         finally:
             self._factor, self._last = 0.0, None
             if not self._quantized:
@@ -77,24 +91,32 @@ class AtUse:
     def complete(self) -> bool:
         """Returns whether every parameter was perturbed in an evaluation.
 
-        If not, the missed parameters will be perturbed in place from now on, and the evaluation is to be made again.
+        If not, those that were not will be perturbed in place from now on, and the evaluation is to be made again.
 
         Raises:
-            ValueError: A missed parameter's memory is gone.
+            ValueError: The memory of such a parameter is gone.
         """
-        if self._checked:
+        missed = set() if self._checked else set(self._parameters) - self._seen - set(self._in_place)
+        missed |= self._read_raw
+        self._checked, self._read_raw = True, set()
+        if not missed:
             return True
-        missed = set(self._parameters) - self._seen
-        if missed and self._quantized:
+        if self._quantized:
             raise ValueError(
                 f"SeedReplay: base: expected a model that reads its weights as attributes of their modules, got {len(missed)} "
-                "parameters that the first evaluation did not read so: exclude them by requires_grad_(False)"
+                "parameters that an evaluation did not read so: exclude them by requires_grad_(False), and take penalties "
+                "over attributes"
             )
-        self._checked = True
-        self._in_place = {number: self._parameters[number] for number in sorted(missed)}
+        logger.info(
+            "SeedReplay: %d parameters are read in other ways than as attributes of their modules, or not at all: they are "
+            "perturbed in place, and kept twice meanwhile",
+            len(missed),
+        )
         for number in missed:
+            self._in_place[number] = self._parameters[number]
             self._numbers.pop(id(self._parameters[number]))
-        return not missed
+        self._evaluations = 0  # so that the one that follows is looked at, too
+        return False
 
     def of(self, weights: _Weights, parameter: Any) -> Any:
         """Returns the tensor that a reader of `parameter`, one of a module's `weights`, gets."""

@@ -52,6 +52,7 @@ class Measure:
         def evaluate(sample: int, factor: float, batch: int) -> float:
             self.evaluations += 1
             with self._perturbation.at(sample, factor):
+                torch.clear_autocast_cache()  # which a region around step() keeps: casts of weights as they were before
                 loss = float(loss_of(batch))
             if self._ranks is not None:
                 loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
@@ -72,6 +73,7 @@ class Measure:
                 self._perturbation.restore()
                 raise
         self._perturbation.put_back()
+        torch.clear_autocast_cache()
         return found
 
 
