@@ -90,10 +90,13 @@ def codec(spec: str) -> Codec:
         A stateless codec, safe to use from several threads. Its bytes are the same on every machine.
 
     Raises:
+        TypeError: `spec` is no text.
         ValueError: The text does not name a codec, or has an option or value that this version does not have.
 
     A codec that is too coarse for its bucket (1 or 2 bits, 512 elements and more) logs a warning with the measured errors.
     """
+    if not isinstance(spec, str):
+        raise TypeError(f'codec: expected a text such as "minmax8:bucket=1024", got {spec!r}')
     made = Codec(spec)
     caution(made.spec)
     return made

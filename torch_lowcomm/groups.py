@@ -35,7 +35,8 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
     backend = _C.find_backend(group.group_name)
     if backend is None:
         raise ValueError(
-            f"expected a group of backend lowcomm, got {group.group_name!r} of {dist.get_backend(group)!r}"
+            f"expected a group of backend lowcomm, got {group.group_name!r} of {dist.get_backend(group)!r}: make it by "
+            'init_process_group("lowcomm"), or by new_group(ranks, backend="lowcomm")'
         )
     return backend
 

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
+from torch_lowcomm._adam_warm_up import WarmUp
 from torch_lowcomm._copies import NotCopied
+from torch_lowcomm._ddp_around import ranks_of_ddp
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
@@ -53,7 +55,9 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         weight_decay: Decoupled, as AdamW's: θ ← θ − lr·weight_decay·θ.
         codec: Codec text of what travels after the warm-up. "gauss4" loses a fifth less of a step than "sym4:bucket=512", the
             paper's.
-        warmup_steps: Exact steps, 1 or more; a fifth of all is a good choice, and so many that v has settled.
+        warmup_steps: Exact steps; a fifth of all is a good choice, and so many that v has settled. v must be a mean of 3
+            squared gradients or more, which fewer steps or a small β2 do not make. Later gradients that are 10 times as
+            large as those of the warm-up are warned of: v stays as it was.
         check_every: Steps between comparisons; 0: only where something may have changed.
         seed: Of codecs that round at random.
         group: The ranks that hold the same parameters, of backend lowcomm; None for the default group.
@@ -82,16 +86,22 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     ) -> None:
         backend = backend_of(group)
         self._trained: list[torch.Tensor] = []
+        self._ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+        self._warm_up = WarmUp(warmup_steps)
+        self._names: dict[int, str] = {}  # by a parameter's id
+        self._began = False
         try:
             for name, number in {"warmup_steps": warmup_steps, "check_every": check_every, "seed": seed}.items():
                 if isinstance(number, bool) or not isinstance(number, Integral):
                     raise TypeError(f"QuantizedAdam: {name}: expected an integer, got {number!r}")
             if seed < 0:
                 raise ValueError(f"QuantizedAdam: seed: expected 0 or more, got {seed}")
+            params = list(params)
             self._core = _C.QuantizedAdam(
                 backend, codec=checked_codec(codec).spec, warmup_steps=warmup_steps, check_every=check_every, seed=seed
             )
             super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+            self._expect_no_ddp()
         except Exception as mistake:  # the other ranks hear of it in their first step
             backend.agree_on_texts("QuantizedAdam", [], error=f"{type(mistake).__name__}: {mistake}")
             raise
@@ -107,10 +117,14 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         added = self.param_groups[-1]
         try:
             expect_in_range("QuantizedAdam", added)
+            self._warm_up.expect_long_enough(float(added["betas"][1]))
             trained = [p for p in added["params"] if p.requires_grad]
-            names = added.get("param_names", [f"{len(self.param_groups) - 1}.{i}" for i in range(len(added["params"]))])
+            number = len(self.param_groups) - 1
+            numbers = [f"group {number}, parameter {i} {list(p.shape)}" for i, p in enumerate(added["params"])]
+            names = added.get("param_names", numbers)
             named = [(n, p) for n, p in zip(names, added["params"], strict=True) if p.requires_grad]
-            self._core.add([(name, local(p), len(self.param_groups) - 1) for name, p in named])
+            self._core.add([(name, local(p), number) for name, p in named])
+            self._names |= {id(p): name for name, p in named}
         except Exception:
             del self.param_groups[-1]
             raise
@@ -136,6 +150,9 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+        if not self._began:
+            self._expect_no_ddp()
+            self._began = True
         expect_usable(
             "QuantizedAdam", self.param_groups, self._trained, lambda p: f"a tensor of shape {tuple(p.shape)}"
         )
@@ -146,7 +163,18 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             scale=1.0 if scale is None else scale.double().reciprocal().float().item(),  # as the scaler computes it
             skip=hasattr(self, "found_inf"),
         )
+        self._warm_up.stepped(self.param_groups, self.state, self._names)
         return result
+
+    def _expect_no_ddp(self) -> None:
+        """Raises ValueError where DDP averages the gradients that this optimizer averages in codes."""
+        others = ranks_of_ddp(self._trained) & self._ranks - {dist.get_rank()}
+        if others:
+            raise ValueError(
+                f"QuantizedAdam: expected parameters without DDP, got those of a DDP model over the ranks {sorted(others)} too: "
+                "steps average by themselves. Leave DDP out, or give it the ranks of one replica as process_group= and the "
+                "ranks that hold the same of other replicas here, as group="
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that a run needs, in addition to its model, to go on with the same bits.

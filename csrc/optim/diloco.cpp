@@ -140,7 +140,8 @@ void DiLoCoX::agree(bool values) {
     description.fields = {{"options", textOf(options_)},
                           {"parameters", model_->text() + "; buffers " + buffers_->text()},
                           {"stripe", std::to_string(model_->stripes()[stripe])}};
-    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum(stripe)));
+    if (values)
+      description.fields.emplace_back("parameters' values (seed alike or broadcast)", std::to_string(checksum(stripe)));
     Ticket(*groups_[stripe], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
   }
 }

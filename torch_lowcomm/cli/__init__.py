@@ -1,14 +1,29 @@
-"""The command line. Each command has a module with `add_arguments(parser)` and `main(arguments) -> exit status`."""
+"""The command line, `lowcomm` or `python -m torch_lowcomm`.
+
+Each command has a module with `add_arguments(parser)` and `main(arguments) -> exit status`.
+"""
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import torch
+
+from torch_lowcomm._version import __version__
 from torch_lowcomm.cli import bench, info, relay, run, secret
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs a command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m torch_lowcomm", description="Training over slow links.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status.
+
+    Args:
+        argv: Words behind the program's name; None for those that this process was started with.
+    """
+    prog = "lowcomm" if Path(sys.argv[0]).name == "lowcomm" else "python -m torch_lowcomm"
+    parser = argparse.ArgumentParser(prog=prog, description="Training over slow links.")
+    version = f"torch_lowcomm {__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (info, run, bench, secret, relay):
         name = command.__name__.rsplit(".", 1)[-1]

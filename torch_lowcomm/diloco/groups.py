@@ -143,8 +143,7 @@ def site_of(
 
     Args:
         over: The group to average over.
-        site: The ranks that the caller gave, or None: then replicas and the ranks of DTensors are the site. Ranks that are
-            averaged with are none.
+        site: The ranks that the caller gave, or None: then replicas and the ranks of DTensors are the site.
         replicas: Global ranks that hold what this rank holds.
         tensors: Parameters; a DTensor names the ranks that hold it.
 
@@ -152,8 +151,8 @@ def site_of(
         (global ranks of the site, ascending; the ranks among them that hold this rank's part).
 
     Raises:
-        ValueError: A rank that holds this rank's part is not in the site that the caller gave, or the Membership is of other
-            ranks than the site.
+        ValueError: A rank that holds this rank's part is not in the site that the caller gave, or is averaged with as another
+            site; or the Membership is of other ranks than the site.
     """
     if not dist.is_initialized():
         return [0], {0}
@@ -168,10 +167,10 @@ def site_of(
                 f"of the ranks {members}"
             )
         return members, relatives
+    averaged = set(dist.get_process_group_ranks(over if over is not None else dist.group.WORLD))
+    if relatives & averaged - {me}:
+        raise ValueError(_no_sites(averaged, set(replicas) - {me}, sharing_ranks(tensors)))
     if site is None:
-        averaged = set(dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)) - {me}
-        if relatives & averaged:
-            return [me], {me}
         return sorted(relatives), relatives
     if not relatives <= set(site):
         raise ValueError(
@@ -179,6 +178,22 @@ def site_of(
             f"{sorted(relatives)}, got {sorted(site)}"
         )
     return sorted(site), relatives
+
+
+def _no_sites(averaged: set[int], replicas: set[int], shards: set[int]) -> str:
+    """What to do where ranks that work together in every step were to be averaged with as sites of their own."""
+    ways = "mesh= (a DeviceMesh whose first dimension goes along sites), or group= and cluster="
+    if replicas & averaged:
+        return (
+            f"DiLoCoX: expected ranks that train separately between outer steps, got ranks {sorted(replicas & averaged)}, with "
+            f"which this rank averages gradients in every step (DDP, or replicas=). Where every rank is a site leave DDP out; "
+            f"where a site has several ranks give DDP the ranks of this site alone, as process_group=, and pass {ways}"
+        )
+    return (
+        f"DiLoCoX: expected {ways} for parameters that FSDP2 shards over the ranks {sorted(shards)}, got the group of the ranks "
+        f'{sorted(averaged)} to average over, whose shards differ. With init_device_mesh("cpu", (sites, ranks), '
+        f'mesh_dim_names=("site", "shard")) as mesh: fully_shard(model, mesh=mesh["shard"]), and mesh=mesh here'
+    )
 
 
 def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.LowcommBackend]:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
+from torch_lowcomm._ddp_around import ranks_of_ddp
 from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.checkpoint import packed, saved, unpacked
 from torch_lowcomm.diloco.elastic import Elastic
@@ -48,8 +49,8 @@ class DiLoCoX(OptimizerAround):
     pipeline. They share the outer step: each averages about an equal part of the parameters with one rank of every other
     site, keeps outer parameters, momentum and residuals of that part alone, and the ranks exchange the results inside the
     site, exactly. So a site sends one message, with the bits and the bytes of a site of one rank, whatever number of
-    replicas it has. The ranks of a site are those of `cluster` or `mesh`, or else those that DDP (the model) or DTensors
-    (the parameters) name. All ranks of all sites start with equal parameters.
+    replicas it has. The ranks of a site are those of `cluster` or `mesh`, or else those that DDP around the parameters or
+    DTensors name. All ranks of all sites start with equal parameters.
 
     The next `step()` raises an error that occurred meanwhile. Outer parameters, momentum, residuals and factors are then as
     after the last outer step, and messages under way are dropped. Training can go on, or start from `restore()`.
@@ -101,11 +102,11 @@ class DiLoCoX(OptimizerAround):
         if replicas is not None:
             same |= set(dist.get_process_group_ranks(replicas))
         if isinstance(model, DistributedDataParallel):
-            same |= set(dist.get_process_group_ranks(model.process_group))
             model = model.module
         self._model = model
         self._forget_gathered()
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
+        same |= ranks_of_ddp(tensors)
         site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
         self._groups = LoopGroups.make(over, site, relatives, look_of(tensors, model) if len(site) > 1 else "")
         if len(site) > 1 and site[0] == dist.get_rank():
@@ -117,7 +118,7 @@ class DiLoCoX(OptimizerAround):
             "part_stripes": self._groups.part_stripes,
         }
         try:
-            given = DiLoCoXOptions(sync_every, **options)
+            given = DiLoCoXOptions.named(sync_every, options)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
             if isinstance(optimizer, DiLoCoX):
@@ -129,11 +130,6 @@ class DiLoCoX(OptimizerAround):
             if given.average_buffers and model is None:
                 raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
             for_core = given.for_core()
-            if given.adapt_sync_every and len(site) == 1 and any(map(_is_part, tensors)):
-                raise ValueError(
-                    "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) for shards, whose "
-                    "averages differ, got none"
-                )
             parameters = held(named_parameters(optimizer, model), site)
             buffers = held(named_buffers(model) if given.average_buffers and model is not None else [], site)
         except Exception as mistake:
@@ -384,10 +380,6 @@ class DiLoCoX(OptimizerAround):
     def __repr__(self) -> str:
         report = self.report
         return f"DiLoCoX({self.inner!r}, sync_every={report['sync_every']}, outer_steps={report['outer_steps']})"
-
-
-def _is_part(parameter: torch.Tensor) -> bool:
-    return local(parameter).shape != parameter.shape
 
 
 DiLoCoX.__signature__ = with_options(inspect.signature(DiLoCoX))  # type: ignore[attr-defined]

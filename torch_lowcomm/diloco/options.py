@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -12,6 +13,7 @@ from torch_lowcomm.codec import codec as checked_codec
 
 _RESIDUALS = ("float32", "int8")
 _PLACES = ("host", "device")
+_SYMBOLS = {"H": "sync_every", "lr": "outer_lr", "momentum": "outer_momentum", "r": "rank"}  # papers', for errors
 _KINDS: dict[str, tuple[type, str]] = {"int": (Integral, "an integer"), "float": (Real, "a number")}  # by annotation
 
 
@@ -115,6 +117,21 @@ class DiLoCoXOptions:
             "on_device": self.outer_place == "device",
             **given,
         }
+
+    @classmethod
+    def named(cls, sync_every: int | None, options: dict[str, Any]) -> DiLoCoXOptions:
+        """Makes them of what a caller has named.
+
+        Raises:
+            TypeError: There is no option of a name.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in fields:
+                near = difflib.get_close_matches(_SYMBOLS.get(name, name), fields, n=1)
+                meant = f" (did you mean {near[0]}?)" if near else ""
+                raise TypeError(f"DiLoCoX: expected one of the options {', '.join(fields)}, got {name!r}{meant}")
+        return cls(sync_every, **options)
 
     def _check_types(self) -> None:
         if self.sync_every is None:  # DiLoCoX takes it without a default, too, so that the other ranks hear of it

@@ -1,6 +1,6 @@
 """Fine-tuning that sends a byte a gradient (Zelikman et al., Just One Byte (per Gradient), 2023).
 
-opt = lc.SeedReplay(model, lr=1e-2, samples=4, group=dist.group.WORLD)
+opt = lc.SeedReplay(model, samples=4, group=dist.group.WORLD)
 loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 """
 

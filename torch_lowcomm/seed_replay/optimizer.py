@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch_lowcomm.seed_replay.machine import MachineCheckpoint, MachineExchange
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.measure import Measure
 from torch_lowcomm.seed_replay.options import expect_meeting, expect_numbers, expect_ways, most_samples
+from torch_lowcomm.seed_replay.rate import LossWatch, default_rate
 from torch_lowcomm.seed_replay.shards import expect_same_memory, layout, like, mesh_of
 from torch_lowcomm.seed_replay.snapshot import gathered, packed, scattered, unpacked
 from torch_lowcomm.seed_replay.store import StoreExchange
@@ -31,7 +31,7 @@ from torch_lowcomm.seed_replay.weights import Entry, core_and_perturbation, entr
 class SeedReplay(NotCopied, torch.optim.Optimizer):
     """Zeroth-order optimizer: machines measure the loss along directions that they make from seeds, and send one byte for each.
 
-        opt = lc.SeedReplay(model, lr=1e-2, samples=4, group=dist.group.WORLD)
+        opt = lc.SeedReplay(model, samples=4, group=dist.group.WORLD)
         for batches in data:
             loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 
@@ -50,7 +50,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
     Args:
         model: Its parameters that require gradients are trained: all, or adapters (LoRA) alone. float32, float16 or bfloat16.
             Plain tensors, or DTensors with Shard(0) after `fully_shard`, all on one mesh: that of the machine's ranks.
-        lr: η. With `lr_scale` "sqrt", the paper's, the step is η/√k; with "mean" it is η/k.
+        lr: η; None for 0.3 / √(trained parameters). With `lr_scale` "sqrt", the paper's, the step is η/√k; with "mean" η/k.
         eps: ε, how far along a direction the loss is measured.
         samples: n, the number of directions of a machine in an iteration; with `seconds` the most.
         seconds: Time for which every iteration takes directions; it takes at least one.
@@ -85,7 +85,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float,
+        lr: float | None = None,
         *,
         eps: float = 1e-3,
         samples: int | None = None,
@@ -113,6 +113,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         mesh, most = mesh_of(model), most_samples(samples, seconds)
         self._ranks = None if mesh is None else MachineRanks(mesh)
         parameters = [p for p in model.parameters() if p.requires_grad]
+        lr, self._watch = default_rate(parameters) if lr is None else lr, LossWatch(parameters)
         options = {
             "noise": noise,
             "codec": codec,
@@ -246,8 +247,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
             self._perturbation.restore()
             if self._checkpoint is not None:
                 self._checkpoint.restart(self)
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        return sum(finite) / len(finite) if finite else math.nan
+        return self._watch(losses, lr)
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction.

@@ -104,6 +104,12 @@ class SubspaceAdamW(SubspaceOptimizer):
         self._check_every, self._steps, self._told = check_every, 0, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, variant, module)
         expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+        if self._basis is None:
+            logger.warning(
+                "SubspaceAdamW: expected a model that lc.subspace.constrain or cut has constrained, got one without: all "
+                "parameters take AdamW's steps, as torch.optim.AdamW makes them. Constrained weights are found as the optimizer "
+                "is made: constrain first"
+            )
 
     # ---- a step ----
 

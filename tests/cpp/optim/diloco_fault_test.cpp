@@ -58,7 +58,7 @@ TEST(DiLoCoXFaults, NamesWhatRanksHaveUnlike) {
   for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters.pop_back(); }))
     EXPECT_TRUE(holds(error, {"parameters differs"}));
   for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters[1].tensor.add_(1e-3); }))
-    EXPECT_TRUE(holds(error, {"parameters' values differs"}));
+    EXPECT_TRUE(holds(error, {"parameters' values (seed alike or broadcast) differs"}));
   const auto mistake = differing([](DiLoCoXOptions& o, Trainee&) { o.lr = -1; });
   EXPECT_TRUE(holds(mistake[0], {"rank 1", "outer_lr"}));
   EXPECT_TRUE(holds(mistake[1], {"outer_lr", "above 0"}));

@@ -132,6 +132,7 @@ def _arguments(r):
     gloo = dist.new_group([0, 1], backend="gloo")
     sharded = nn.Linear(8, 8)
     fully_shard(sharded, mesh=mesh["clusters"])
+    averaged = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     integers = torch.optim.SGD([torch.zeros(3, dtype=torch.int32)])
     sparse = torch.optim.SGD([torch.zeros(3).to_sparse()])
     for error, said, optimizer, options in [
@@ -145,8 +146,15 @@ def _arguments(r):
          {"mesh": mesh, "group": dist.group.WORLD}),
         (ValueError, "expected a group of backend lowcomm, got .* of 'gloo'", sgd, {"group": gloo}),
         (TypeError, "cluster: expected a process group, got str", sgd, {"cluster": "all"}),
-        (ValueError, "adapt_sync_every: expected cluster= .* for shards", torch.optim.SGD(sharded.parameters()),
-         ADAPTIVE),
+        (ValueError, r"expected mesh= .* FSDP2 shards over the ranks \[0, 1\], got the group of the ranks \[0, 1\]",
+         torch.optim.SGD(sharded.parameters()), {}),
+        (ValueError, r"train separately .* got ranks \[[01]\], .*DDP.* leave DDP out.* process_group=",
+         torch.optim.SGD(averaged.parameters()), {}),
+        (ValueError, "train separately between outer steps", torch.optim.SGD(averaged.parameters()),
+         {"model": averaged}),
+        (TypeError, r"got 'H' \(did you mean sync_every\?\)", sgd, {"H": 10}),
+        (TypeError, r"got 'fragment' \(did you mean fragments\?\)", sgd, {"fragment": 2}),
+        (TypeError, "codec: expected a codec's text, got 2", sgd, {"codec": 2}),
         (TypeError, "0: expected a dense floating-point tensor, got .*Int", integers, {}),
         (TypeError, "0: expected a dense floating-point tensor, got .*sparse", sparse, {}),
     ]:  # fmt: skip

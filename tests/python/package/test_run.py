@@ -1,8 +1,12 @@
 """`python -m torch_lowcomm run`: what a script that says "gloo" meets, and what the processes it starts do."""
 
 import sys
+from pathlib import Path
 
 import ranks
+import torch
+
+import torch_lowcomm as lc
 
 RUN = [sys.executable, "-m", "torch_lowcomm", "run"]
 
@@ -42,6 +46,34 @@ logging.info("configured")
 dist.new_group(backend="gloo")
 dist.destroy_process_group()
 """
+
+
+def test_a_module_is_run_as_by_python(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(
+        "import sys, torch.distributed as dist\n"
+        "from . import __name__ as package\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "print(package, type(dist.group.WORLD._get_backend(__import__('torch').device('cpu'))).__name__, sys.argv[1:])\n"
+        "dist.destroy_process_group()\n"
+    )
+    code, text, err = ranks.run_command([*RUN, "-m", "package.train", "--lr", "3", "-m"], deadline_s=120, cwd=tmp_path)
+    assert code == 0 and "package LowcommBackend ['--lr', '3', '-m']" in text, text + err
+    code, _, err = ranks.run_command([*RUN, "-m", "package.nothing"], deadline_s=120, cwd=tmp_path)
+    assert code == 2 and "expected a module's name, found none by 'package.nothing'" in err
+    code, _, err = ranks.run_command([*RUN, "package.train"], deadline_s=120, cwd=tmp_path)
+    assert code == 2 and "expected a Python script, found none at package.train (-m takes a module)" in err
+
+
+def test_the_console_script_and_the_version(tmp_path):
+    script = Path(sys.executable).with_name("lowcomm")
+    for command in ([script], RUN[:3]):
+        code, text, err = ranks.run_command([*command, "--version"], deadline_s=120, cwd=tmp_path)
+        assert code == 0 and text.startswith(f"torch_lowcomm {lc.__version__} (torch {torch.__version__}"), text + err
+    code, text, _ = ranks.run_command([script, "--help"], deadline_s=120, cwd=tmp_path)
+    assert code == 0 and text.startswith("usage: lowcomm ")
 
 
 def test_logging_is_left_to_a_script_that_configures_it(tmp_path):

@@ -1,6 +1,7 @@
 """lc.QuantizedAdam in real processes: AdamW in its warm-up, next to exact Adam after it, its bytes, its bits, its checkpoints."""
 
 import copy
+import logging
 import math
 import sys
 from pathlib import Path
@@ -241,11 +242,17 @@ def _mistakes(r):
         ({"check_every": -1}, ValueError, "check_every: expected 0 or more, got -1"),
         ({"seed": -1}, ValueError, "seed: expected 0 or more, got -1"),
         ({"lr": -1.0}, ValueError, "lr: expected a finite number of 0 or more, got -1.0"),
+        (
+            {"warmup_steps": 1},
+            ValueError,
+            "warmup_steps: expected so many that 3 squared gradients .* got 1 with β2 = 0.999",
+        ),
+        ({"betas": (0.9, 0.4)}, ValueError, "got 100 with β2 = 0.4, in which 2.3 count"),
         ({"betas": (0.9, 1.0)}, ValueError, r"betas: expected two numbers in \[0, 1\), got"),
     ]:
         with pytest.raises(error, match=said):
             lc.QuantizedAdam(model.parameters(), **options)
-    with pytest.raises(TypeError, match="0.0: expected a dense floating-point tensor"):
+    with pytest.raises(TypeError, match="group 0, parameter 0 .3.: expected a dense floating-point tensor"):
         lc.QuantizedAdam([torch.zeros(3, dtype=torch.complex64, requires_grad=True)])
     # Of one rank alone: the other hears of it in its first step, and both go on.
     if r.rank == 0:
@@ -276,6 +283,58 @@ def _mistakes(r):
     frozen.requires_grad_().grad = torch.ones(3)
     with pytest.raises(ValueError, match=r"a tensor of shape \(3,\): expected gradients of the .* got one of another"):
         optimizer.step()
+
+
+def _under_ddp(r):
+    """Refused as it is made, or in the first step where DDP comes later, on every rank before anything is sent."""
+    r.init()
+    model = nn.parallel.DistributedDataParallel(ddp_model.Net())
+    with pytest.raises(
+        ValueError, match=r"expected parameters without DDP, .* over the ranks \[[01]\] too.*Leave DDP out"
+    ):
+        lc.QuantizedAdam(model.parameters())
+    later = ddp_model.Net()
+    optimizer = lc.QuantizedAdam(later.parameters())
+    wrapped = nn.parallel.DistributedDataParallel(later)
+    ddp_model.loss_of(wrapped, r.rank, 0, spare=True).backward()
+    with pytest.raises(ValueError, match="expected parameters without DDP"):
+        optimizer.step()
+    alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
+    model = nn.parallel.DistributedDataParallel(ddp_model.Net(), process_group=alone)
+    optimizer = lc.QuantizedAdam(model.parameters())
+    ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
+    optimizer.step()
+
+
+def test_ddp_around_the_parameters_is_refused(pair):
+    pair(_under_ddp)
+
+
+def _outgrown(r, factor):
+    """Gradients that are larger behind the warm-up than in it: the denominators stay as they were."""
+    r.init()
+    lines = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    logging.getLogger("torch_lowcomm").addHandler(Keeps())
+    model, optimizer = _fresh()
+    for step in range(WARM + 3):
+        x, y = ddp_model.batch(r.rank, step)
+        loss = (model(x, spare=True) - y).square().mean()
+        (loss * (factor if step >= WARM else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [line for line in lines if "its gradients are" in line]
+
+
+def test_gradients_that_outgrow_the_warm_up_are_warned_of_once(pair):
+    for lines in pair(_outgrown, 30):
+        (line,) = lines
+        assert "times as large as in the warm-up of 5 steps" in line and "Take more warmup_steps" in line
+    assert pair(_outgrown, 1) == [[], []]
 
 
 def test_mistakes(pair):

@@ -44,7 +44,7 @@ class StoreExchange(NotCopied):
     """The machines of a run, each with a separate launcher. They come, go, and agree on every iteration's record.
 
         store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
-        opt = lc.SeedReplay(model, lr=1e-2, exchange=lc.StoreExchange(store, "office-a"))
+        opt = lc.SeedReplay(model, exchange=lc.StoreExchange(store, "office-a"))
 
     `PROTOCOL.md` next to this file says which keys there are, which machine writes them when, and what follows for machines
     that die, stop, wake up or come late. Machines trust each other: a wrong byte steers all of them. The learning rate and
