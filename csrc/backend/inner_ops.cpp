@@ -146,13 +146,16 @@ void InnerOps::runOnWorker(const Op& op, const Call& call, OpContext& context) {
     WorkPtr served = call(*op.inner);
     group_.stats.inner(op.name, op.bytes);
     for (bool waiting = true; waiting;) {
+      const auto begin = std::chrono::steady_clock::now();
       try {
         waiting = !served->wait(kGlance);
       } catch (...) {
+        // A time-out takes its time. What comes sooner is an error, also of a work that never says that it has ended.
+        const bool timed_out = std::chrono::steady_clock::now() - begin >= kGlance;
         if (served->isCompleted()) {
           served->wait(kNoTimeout);  // its own error, if it has one
           waiting = false;
-        } else if (!group_.sharedEngine()->endedWhy().empty()) {
+        } else if (!timed_out || !group_.sharedEngine()->endedWhy().empty()) {
           throw;
         }
       }

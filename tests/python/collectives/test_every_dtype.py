@@ -1,0 +1,111 @@
+"""Every op with tensors of every dtype ends within the deadline, with a result or an error, and alike on all ranks.
+
+Over gloo, over lowcomm's own connections, and where a policy names all ops: a dtype that the inner backend refuses must not
+leave a rank that waits for ever.
+"""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_lowcomm as lc
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+CODEC = "sym8:bucket=64"
+NAMED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "p2p")
+OPTIONS = {
+    "gloo": {},
+    "tcp": {"transport": "tcp"},
+    "policy": {"policy": "; ".join(f"{op}={CODEC}" for op in NAMED), "min_bytes": 0},
+}
+N, DEADLINE_S = 6, 30
+
+
+def _lists(x, group):
+    return [torch.zeros_like(x) for _ in range(dist.get_world_size(group))]
+
+
+def _half(x):
+    return x[: x.numel() // 2].clone()
+
+
+OPS = {
+    "all_reduce": lambda x, g, r: dist.all_reduce(x, group=g),
+    "all_reduce max": lambda x, g, r: dist.all_reduce(x, dist.ReduceOp.MAX, group=g),
+    "all_reduce avg": lambda x, g, r: dist.all_reduce(x, dist.ReduceOp.AVG, group=g),
+    "reduce": lambda x, g, r: dist.reduce(x, 0, group=g),
+    "broadcast": lambda x, g, r: dist.broadcast(x, 0, group=g),
+    "all_gather": lambda x, g, r: dist.all_gather(_lists(x, g), x, group=g),
+    "all_gather_into_tensor": lambda x, g, r: dist.all_gather_into_tensor(x, _half(x), group=g),
+    "reduce_scatter": lambda x, g, r: dist.reduce_scatter(_half(x), [_half(x), _half(x)], group=g),
+    "reduce_scatter_tensor": lambda x, g, r: dist.reduce_scatter_tensor(_half(x), x, group=g),
+    "all_to_all": lambda x, g, r: dist.all_to_all(_lists(x, g), [x, x.clone()], group=g),
+    "all_to_all_single": lambda x, g, r: dist.all_to_all_single(x.clone(), x, group=g),
+    "gather": lambda x, g, r: dist.gather(x, _lists(x, g) if r == 0 else None, 0, group=g),
+    "scatter": lambda x, g, r: dist.scatter(x, [x.clone(), x.clone()] if r == 0 else None, 0, group=g),
+    "send and recv": lambda x, g, r: dist.send(x, 1, group=g) if r == 0 else dist.recv(x, 0, group=g),
+    "isend and irecv": lambda x, g, r: (dist.isend(x, 1, group=g) if r == 0 else dist.irecv(x, 0, group=g)).wait(),
+    "batch_isend_irecv": lambda x, g, r: [
+        w.wait() for w in dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[r], x, 1 - r, group=g)])
+    ],
+}
+
+
+def _all(r, dtypes, options):
+    """(op, dtype, error's class or "") of each; a group is made anew where an op has ended the last one."""
+    r.init()
+    found, number, group = [], 0, None
+    for dtype in dtypes:
+        for name, op in OPS.items():
+            if group is None:
+                number += 1
+                group = dist.new_group(
+                    [0, 1], timeout=timedelta(seconds=DEADLINE_S), backend="lowcomm", pg_options=lc.Options(**options)
+                )
+            x = torch.ones(N).to(dtype)
+            begin, error = time.monotonic(), ""
+            try:
+                op(x, group, r.rank)
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as caught:
+                error = type(caught).__name__
+                assert str(caught), (name, dtype)
+            took = time.monotonic() - begin
+            assert took < DEADLINE_S, (name, dtype, took)
+            found.append((name, str(dtype), error))
+            every = [None] * r.size
+            dist.all_gather_object(every, bool(error))  # over the default group
+            if any(every):
+                group = None
+    return found
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_op_of_every_dtype_ends_alike_on_both_ranks(pair, options, part):
+    one, other = pair(_all, DTYPES[part::4], OPTIONS[options], timeout=300)
+    failed = [(a[:2], a[2], b[2]) for a, b in zip(one, other, strict=True) if bool(a[2]) != bool(b[2])]
+    ends = ("send and recv", "isend and irecv", "batch_isend_irecv", "gather", "scatter", "reduce")
+    assert not [row for row in failed if row[0][0] not in ends], failed
+    served = {dtype for name, dtype, error in one if name == "all_reduce" and not error}
+    assert served >= {str(d) for d in DTYPES[part::4] if d in (torch.float64, torch.float32, torch.int32, torch.int64)}
