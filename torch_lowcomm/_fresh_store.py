@@ -1,8 +1,12 @@
-"""A part of a store that no earlier process has used.
+"""A part of a store that no earlier group has used.
 
 torchrun starts its workers again with the store that the dead ones had: its rendezvous keeps one TCPStore, and
 `_create_c10d_store` (torch 2.13), which takes the store for a new one, puts no prefix in front of an attempt. The addresses of
 the dead stand in it, and a group that reads them connects to nobody.
+
+Other launchers (srun, mpirun, mp.spawn) give MASTER_ADDR and MASTER_PORT, where rank 0 serves the store. A rank that destroys its
+group and makes the next one before rank 0 does meets the store of the group before. So rank 0 keeps it, and serves the next one
+with it: TCPStores of one port are one server in a process.
 """
 
 from __future__ import annotations
@@ -13,13 +17,14 @@ import os
 import time
 from datetime import timedelta
 
-from torch.distributed import DistBackendError, PrefixStore, Store, is_torchelastic_launched
+from torch.distributed import DistBackendError, PrefixStore, Store, TCPStore, is_torchelastic_launched
 
 _PAUSE_S = 0.005
+_kept: dict[int, Store] = {}  # by port
 
 
 def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Returns a prefix of the store for these processes alone, where torchrun has started them; elsewhere the store.
+    """Returns a prefix of a TCPStore for this group alone; other stores as they are.
 
     Every rank draws a number, and writes down which numbers it has seen. Once all ranks have written down the same ones, none
     of them is of a dead process, which cannot have seen this rank's. Collective over the group; three answers of the store
@@ -35,8 +40,11 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
     Raises:
         DistBackendError: A rank did not show up.
     """
-    if size == 1 or not is_torchelastic_launched():
+    served = _served(store)
+    if size == 1 or served is None:
         return store
+    if rank == 0 and not is_torchelastic_launched():
+        _kept.setdefault(served.port, served)
     keys = [f"seen/{peer}" for peer in range(size)]
     seen = [""] * size
     seen[rank] = os.urandom(8).hex()
@@ -60,6 +68,12 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
             )
         else:
             time.sleep(_PAUSE_S)
+
+
+def _served(store: Store) -> TCPStore | None:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store if isinstance(store, TCPStore) else None
 
 
 def _read(store: Store, keys: list[str]) -> list[list[str]]:

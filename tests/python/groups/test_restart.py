@@ -4,11 +4,13 @@ import os
 import re
 import sys
 import threading
+import time
 import types
 from datetime import timedelta
 
 import pytest
 import ranks
+import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
@@ -107,11 +109,32 @@ def test_a_rank_that_does_not_come_is_told(store, monkeypatch, again):
     assert found == {0: said, 2: said}
 
 
-def test_without_torchrun_the_store_is_as_it_was(store, monkeypatch):
+def test_a_store_that_no_server_keeps_is_as_it_was():
     from torch_lowcomm._fresh_store import fresh_store
 
-    monkeypatch.delitem(os.environ, "TORCHELASTIC_RUN_ID", raising=False)
+    store = dist.HashStore()
     assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store
+
+
+def _groups_in_turn(rank, port, transport):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    for turn in range(3):
+        dist.init_process_group("lowcomm", timeout=timedelta(seconds=60), pg_options=lc.Options(transport=transport))
+        x = torch.ones(4) * (rank + 1)
+        for group in (None, dist.new_group([0, 1])):
+            dist.all_reduce(x, group=group)
+        assert x.tolist() == [6] * 4
+        if rank == turn % 2:  # the other one makes its next group before this one ends
+            time.sleep(1)
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["gloo", "tcp"])
+def test_groups_in_turn_at_one_port_without_torchrun(transport, monkeypatch):
+    """As srun, mpirun and mp.spawn start ranks: a fast rank meets the store of the group before."""
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delitem(os.environ, name, raising=False)
+    torch.multiprocessing.spawn(_groups_in_turn, (ranks.free_port(), transport), nprocs=2)
 
 
 def test_the_deadline_is_that_of_the_options(store, monkeypatch):
