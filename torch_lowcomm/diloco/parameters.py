@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+
+logger = logging.getLogger("torch_lowcomm")
 
 Held = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]  # as `_C.DiLoCoX` takes it
 
@@ -39,7 +42,21 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) 
                 f"{tuple(parameter.shape)}: pass the model that the optimizer was made of"
             )
         found.append((name, parameter))
+    left = _left_out(model, {id(parameter) for _, parameter in found})
+    if left:
+        logger.warning(
+            "DiLoCoX: expected an optimizer of all parameters of the model that require gradients, got one without %s%s: they are "
+            "neither trained nor averaged, and may differ between ranks. requires_grad_(False) says that it is so meant",
+            ", ".join(left[:3]),
+            f" and {len(left) - 3} others" if len(left) > 3 else "",
+        )
     return found
+
+
+def _left_out(model: nn.Module | None, given: set[int]) -> list[str]:
+    """Names of a model's trained parameters that an optimizer was not given."""
+    named = () if model is None else model.named_parameters()
+    return [name for name, parameter in named if parameter.requires_grad and id(parameter) not in given]
 
 
 def named_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

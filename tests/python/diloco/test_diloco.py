@@ -1,5 +1,7 @@
 """lc.DiLoCoX where the optimizer was: schedulers, clipping, closures, evaluation, buffers, what an outer step says."""
 
+import logging
+
 import ddp_model
 import pytest
 import torch
@@ -228,3 +230,26 @@ def _further_attributes(r):
 
 def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(pair):
     pair(_further_attributes)
+
+
+def _left_out(r):
+    r.init()
+    lines = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    logging.getLogger("torch_lowcomm").addHandler(Keeps())
+    model = ddp_model.Net()
+    for frozen in (False, True):
+        model.down.requires_grad_(not frozen)
+        optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if not n.startswith("down")], lr=0.1)
+        lc.DiLoCoX(optimizer, EVERY, model=model)
+    return [line for line in lines if "neither trained nor averaged" in line]
+
+
+def test_parameters_that_the_optimizer_lacks_are_said(pair):
+    for lines in pair(_left_out):
+        (line,) = lines
+        assert "got one without down.weight, down.bias: they are" in line
