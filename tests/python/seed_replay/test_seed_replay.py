@@ -90,17 +90,18 @@ def test_an_iteration_is_the_formula():
 
 def test_evaluations_leave_the_weights():
     model, optimizer = seed_replay_model.machine()
-    before = copy.deepcopy(model.state_dict())
+    memory = {name: p.detach().numpy() for name, p in model.named_parameters()}  # which no function of torch reads
+    before = copy.deepcopy(memory)
     seen = []
 
     def closure(sample):
-        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        seen.append(copy.deepcopy(memory))
         assert not model.training and not torch.is_grad_enabled()
         return seed_replay_model.loss(model, sample)
 
     optimizer.step(closure)
     assert len(seen) == 8
-    assert all(torch.equal(state[name], before[name]) for state in seen for name in before), "the weights were touched"
+    assert all((state[name] == before[name]).all() for state in seen for name in before), "the weights were touched"
     assert model.training and all("_parameters" in vars(m) and type(m._parameters) is dict for m in model.modules())
 
 
@@ -335,7 +336,7 @@ class _Unread(nn.Module):
 def test_a_quantized_base_refuses_what_is_read_by_another_way():
     model, optimizer = seed_replay_model.machine(_Unread(), base="int8", pool=4)
     for _ in range(2):
-        with pytest.raises(ValueError, match="got 1 parameters that the first evaluation did not read so"):
+        with pytest.raises(ValueError, match="got 1 parameters that an evaluation did not read so"):
             optimizer.step(lambda: model())
     assert optimizer.iteration == 0
 
