@@ -98,9 +98,11 @@ class AtUse:
         """
         missed = set() if self._checked else set(self._parameters) - self._seen - set(self._in_place)
         missed |= self._read_raw
-        self._checked, self._read_raw = True, set()
+        self._read_raw = set()
         if not missed:
+            self._checked = True
             return True
+        self._evaluations = 0  # so that the one that follows is looked at, too
         if self._quantized:
             raise ValueError(
                 f"SeedReplay: base: expected a model that reads its weights as attributes of their modules, got {len(missed)} "
@@ -115,7 +117,7 @@ class AtUse:
         for number in missed:
             self._in_place[number] = self._parameters[number]
             self._numbers.pop(id(self._parameters[number]))
-        self._evaluations = 0  # so that the one that follows is looked at, too
+        self._checked = True
         return False
 
     def of(self, weights: _Weights, parameter: Any) -> Any:

@@ -93,6 +93,12 @@ def test_a_penalty_that_begins_later_is_found(caplog):
 
 
 def test_what_a_base_has_no_memory_of_is_refused():
+    (x, y), model = _data(), _model()
+    kept = list(model.parameters())
+    optimizer = lc.SeedReplay(model, base="int8", pool=16)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="got 1 parameters that an evaluation did not read"):
+            optimizer.step(lambda: nn.functional.mse_loss(model(x), y) + kept[0].square().sum())
     with pytest.raises(
         ValueError, match="attributes of their modules, got 4 parameters that an evaluation did not read"
     ):
