@@ -24,7 +24,7 @@ _kept: dict[int, Store] = {}  # by port
 
 
 def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Returns a prefix of a TCPStore for this group alone; other stores as they are.
+    """Returns a prefix of a TCPStore, or of any store under torchrun, for this group alone; other stores as they are.
 
     Every rank draws a number, and writes down which numbers it has seen. Once all ranks have written down the same ones, none
     of them is of a dead process, which cannot have seen this rank's. Collective over the group; three answers of the store
@@ -41,9 +41,9 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
         DistBackendError: A rank did not show up.
     """
     served = _served(store)
-    if size == 1 or served is None:
+    if size == 1 or (served is None and not is_torchelastic_launched()):
         return store
-    if rank == 0 and not is_torchelastic_launched():
+    if rank == 0 and served is not None and not is_torchelastic_launched():
         _kept.setdefault(served.port, served)
     keys = [f"seen/{peer}" for peer in range(size)]
     seen = [""] * size

@@ -109,9 +109,10 @@ def test_a_rank_that_does_not_come_is_told(store, monkeypatch, again):
     assert found == {0: said, 2: said}
 
 
-def test_a_store_that_no_server_keeps_is_as_it_was():
+def test_a_store_that_no_server_keeps_is_as_it_was(monkeypatch):
     from torch_lowcomm._fresh_store import fresh_store
 
+    monkeypatch.delitem(os.environ, "TORCHELASTIC_RUN_ID", raising=False)
     store = dist.HashStore()
     assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store
 
