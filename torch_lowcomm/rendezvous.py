@@ -15,7 +15,8 @@ from torch_lowcomm import _C
 def handler(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Makes the store of a job; torch.distributed calls it for `lowcomm://`.
 
-    Rank 0 serves it on the port of its endpoint (LOWCOMM_LISTEN; by default the port of the URL, on all interfaces), the
+    It is torch's TCPStore on rank 0's loopback, which other processes reach by a tunnel through the port that rank 0's endpoint
+    has. Rank 0 serves it on the port of its endpoint (LOWCOMM_LISTEN; by default the port of the URL, on all interfaces), the
     others dial. A host or port that the URL leaves out is MASTER_ADDR or MASTER_PORT; rank and world size that
     `init_process_group` is not given are RANK and WORLD_SIZE.
 
@@ -40,7 +41,7 @@ def handler(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iter
         raise ValueError(f"{url}: expected a host in it, or in MASTER_ADDR, got none")
     if rank == 0:
         _listen_on(port)
-        yield _C.serve_store(timeout), rank, size
+        yield _C.serve_store(timeout, size), rank, size
     else:
         yield _C.dial_store(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", timeout), rank, size
     raise RuntimeError("lowcomm://: expected one rendezvous, got another")

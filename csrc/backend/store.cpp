@@ -1,8 +1,8 @@
 #include "backend/store.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "tensor/errors.h"
@@ -11,149 +11,99 @@
 namespace lowcomm {
 namespace {
 
-using Kind = tcp::StoreMessage::Kind;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatience{60000};  // for an answer to what does not wait
+constexpr const char* kLoopback = "127.0.0.1";
 
-std::string textOf(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
+c10d::TCPStoreOptions optionsFor(uint16_t port, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return options;
 }
 
-std::vector<uint8_t> bytesOf(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::string joined(const std::vector<std::string>& keys) {
-  std::string all;
-  for (const std::string& key : keys)
-    all += (all.empty() ? "" : ", ") + key;
-  return all;
+void expectFits(const std::vector<uint8_t>& value) {
+  TORCH_CHECK_VALUE(value.size() <= PortStore::kMostBytes, "lowcomm: store: expected a value of at most ",
+                    PortStore::kMostBytes, " bytes, got ", value.size());
 }
 
 }  // namespace
 
-PortStore::PortStore(std::shared_ptr<tcp::StoreServer> server, std::shared_ptr<tcp::StoreClient> client,
-                     milliseconds timeout)
-    : c10d::Store(timeout), server_(std::move(server)), client_(std::move(client)) {}
+PortStore::PortStore(const c10d::TCPStoreOptions& options, std::unique_ptr<tcp::TunnelExit> exit,
+                     std::unique_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server)
+    : TCPStore(kLoopback, options), exit_(std::move(exit)), entry_(std::move(entry)), server_(std::move(server)) {}
 
-c10::intrusive_ptr<PortStore> PortStore::serve(milliseconds timeout) {
+c10::intrusive_ptr<PortStore> PortStore::serve(milliseconds timeout, size_t ranks) {
   return translated([&] {
-    auto server = std::make_shared<tcp::StoreServer>(tcp::Endpoint::shared());
-    return c10::make_intrusive<PortStore>(std::move(server), nullptr, timeout);
+    auto [listener, port] = tcp::listenOnLoopback();
+    auto exit = std::make_unique<tcp::TunnelExit>(tcp::Endpoint::shared(), port, ranks);
+    c10d::TCPStoreOptions options = optionsFor(port, timeout);
+    options.isServer = true;
+    options.masterListenFd = ::fcntl(listener.get(), F_DUPFD_CLOEXEC, 0);  // torch closes it
+    return c10::make_intrusive<PortStore>(options, std::move(exit), nullptr, nullptr);
   });
 }
 
 c10::intrusive_ptr<PortStore> PortStore::dial(const std::string& address, milliseconds timeout) {
   return translated([&] {
-    std::shared_ptr<tcp::StoreClient> client;
+    std::unique_ptr<tcp::TunnelEntry> entry;
     try {
-      blocking([&] { client = std::make_shared<tcp::StoreClient>(tcp::Endpoint::shared(), address, timeout); });
+      blocking([&] { entry = std::make_unique<tcp::TunnelEntry>(tcp::Endpoint::shared(), address, timeout); });
     } catch (const TransportError& error) {
       TORCH_CHECK_WITH(DistNetworkError, false, "lowcomm: ", error.what());
     }
-    return c10::make_intrusive<PortStore>(nullptr, std::move(client), timeout);
+    const c10d::TCPStoreOptions options = optionsFor(entry->port(), timeout);
+    return c10::make_intrusive<PortStore>(options, nullptr, std::move(entry), nullptr);
   });
 }
 
-// With a connection of its own: what waits for a key must not keep others from setting it.
 c10::intrusive_ptr<c10d::Store> PortStore::clone() {
-  if (client_) return dial(client_->address(), timeout_);
-  return c10::make_intrusive<PortStore>(server_, client_, timeout_);
+  if (entry_) return dial(entry_->address(), timeout_);
+  auto server = server_ ? server_ : c10::intrusive_ptr<c10d::Store>::reclaim_copy(this);
+  return c10::make_intrusive<PortStore>(optionsFor(getPort(), timeout_), nullptr, nullptr, std::move(server));
 }
 
-tcp::StoreMessage PortStore::call(Kind kind, std::vector<std::string> texts, int64_t number, milliseconds wait) {
-  const tcp::StoreMessage request{kind, number, static_cast<uint64_t>(std::max<int64_t>(wait.count(), 0)),
-                                  std::move(texts)};
-  tcp::StoreMessage answer;
+// The answer to a request comes after those before it were served. None is no error: who waits for the change may have
+// ended the server since.
+void PortStore::reachServer() {
+  if (!entry_) return;
   try {
-    blocking([&] { answer = server_ ? server_->call(request) : client_->call(request, kPatience); });
-  } catch (const TransportError& error) {
-    TORCH_CHECK_WITH(DistNetworkError, false, "lowcomm: ", error.what());
-  } catch (...) {
-    std::rethrow_exception(asTorchError(std::current_exception()));
+    TCPStore::getNumKeys();
+  } catch (const c10::DistNetworkError&) {
   }
-  TORCH_CHECK_VALUE(answer.kind != Kind::refused, "lowcomm: ", answer.texts.empty() ? "" : answer.texts[0]);
-  return answer;
 }
 
 void PortStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  call(Kind::set, {key, textOf(value)});
+  expectFits(value);
+  TCPStore::set(key, value);
+  reachServer();
 }
 
 std::vector<uint8_t> PortStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                            const std::vector<uint8_t>& desired) {
-  return bytesOf(call(Kind::compare_set, {key, textOf(expected), textOf(desired)}).texts.at(0));
-}
-
-std::vector<uint8_t> PortStore::get(const std::string& key) {
-  return multiGet({key})[0];
-}
-
-int64_t PortStore::add(const std::string& key, int64_t value) {
-  return call(Kind::add, {key}, value).number;
-}
-
-bool PortStore::deleteKey(const std::string& key) {
-  return call(Kind::erase, {key}).number > 0;
-}
-
-bool PortStore::check(const std::vector<std::string>& keys) {
-  return call(Kind::check, keys).number > 0;
-}
-
-int64_t PortStore::getNumKeys() {
-  return call(Kind::count, {}).number;
-}
-
-void PortStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
-  const auto answer = call(Kind::wait, keys, 0, timeout);
-  TORCH_CHECK_WITH(DistStoreError, answer.kind == Kind::ok, "wait timeout after ", timeout.count(),
-                   "ms, keys: ", joined(keys));
+  expectFits(expected);
+  expectFits(desired);
+  return TCPStore::compareSet(key, expected, desired);
 }
 
 void PortStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  call(Kind::append, {key, textOf(value)});
-}
-
-std::vector<std::vector<uint8_t>> PortStore::multiGet(const std::vector<std::string>& keys) {
-  const auto answer = call(Kind::multi_get, keys, 0, timeout_);
-  TORCH_CHECK_WITH(DistStoreError, answer.kind == Kind::ok && answer.texts.size() == keys.size(), "wait timeout after ",
-                   timeout_.count(), "ms, keys: ", joined(keys));
-  std::vector<std::vector<uint8_t>> values;
-  for (const std::string& text : answer.texts)
-    values.push_back(bytesOf(text));
-  return values;
+  expectFits(value);
+  TCPStore::append(key, value);
+  reachServer();
 }
 
 void PortStore::multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) {
-  TORCH_CHECK_VALUE(keys.size() == values.size(), "lowcomm: store: expected a value a key, got ", keys.size(),
-                    " keys and ", values.size(), " values");
-  std::vector<std::string> texts;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    texts.push_back(keys[i]);
-    texts.push_back(textOf(values[i]));
-  }
-  call(Kind::multi_set, std::move(texts));
+  for (const std::vector<uint8_t>& value : values)
+    expectFits(value);
+  TCPStore::multiSet(keys, values);
+  reachServer();
 }
 
 void PortStore::queuePush(const std::string& key, const std::vector<uint8_t>& value) {
-  call(Kind::push, {key, textOf(value)});
-}
-
-std::vector<uint8_t> PortStore::queuePop(const std::string& key, bool block) {
-  const auto answer = call(Kind::pop, {key}, 0, block ? timeout_ : milliseconds(0));
-  if (answer.kind == Kind::ok) return bytesOf(answer.texts.at(0));
-  TORCH_CHECK_WITH(DistStoreError, !block, "queue pop timeout after ", timeout_.count(), "ms, key: ", key);
-  TORCH_CHECK_WITH(DistQueueEmptyError, false, "queue is empty: ", key);
-}
-
-int64_t PortStore::queueLen(const std::string& key) {
-  return call(Kind::length, {key}).number;
-}
-
-std::vector<std::string> PortStore::listKeys() {
-  return call(Kind::list, {}).texts;
+  expectFits(value);
+  TCPStore::queuePush(key, value);
+  reachServer();
 }
 
 }  // namespace lowcomm

@@ -1,59 +1,56 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "transport/tcp/store_client.h"
-#include "transport/tcp/store_server.h"
+#include "transport/tcp/tunnel.h"
 
 namespace lowcomm {
 
-// torch's store on the port of the transport (transport/tcp): rank 0's endpoint serves it, other processes dial it.
-// Semantics and errors are those of torch's TCPStore: DistStoreError for a key that does not come in time, and
-// DistNetworkError where the server is gone.
-class PortStore final : public c10d::Store {
+// torch's TCPStore, whose bytes travel on the port of the transport (transport/tcp/tunnel.h): rank 0's server listens
+// on loopback, other processes reach it by the tunnel. Its semantics and errors are TCPStore's, with two additions: a
+// value that TCPStore's server hangs up on is refused before it is sent, and what changes the store has reached the
+// server when it returns. TCPStore leaves some changes to the kernel, which sends them even if the process ends; a
+// tunnel ends with its process.
+class PortStore final : public c10d::TCPStore {
  public:
-  // Serves it in this process, on the port of Endpoint::shared(). ValueError where that cannot listen, or serves one.
-  static c10::intrusive_ptr<PortStore> serve(std::chrono::milliseconds timeout);
+  // The longest value that TCPStore's server takes.
+  static constexpr size_t kMostBytes = size_t{8} << 20;
+
+  // The server, on the port of Endpoint::shared(), for a job of so many `ranks` (TunnelExit). ValueError where that
+  // cannot listen, or serves one.
+  static c10::intrusive_ptr<PortStore> serve(std::chrono::milliseconds timeout, size_t ranks);
 
   // Of the process that serves it at `address` ("host:port"). DistNetworkError where none does within `timeout`.
   static c10::intrusive_ptr<PortStore> dial(const std::string& address, std::chrono::milliseconds timeout);
 
-  // Of a clone; use the two above. One of `server` and `client` is null.
-  PortStore(std::shared_ptr<tcp::StoreServer> server, std::shared_ptr<tcp::StoreClient> client,
-            std::chrono::milliseconds timeout);
+  // Use the two above. One of the three is not null; `server`: of which this is a clone.
+  PortStore(const c10d::TCPStoreOptions& options, std::unique_ptr<tcp::TunnelExit> exit,
+            std::unique_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server);
 
+  // With a connection of its own, so that a wait for a key keeps nobody else waiting.
   c10::intrusive_ptr<c10d::Store> clone() override;
+
+  // Each throws ValueError for a value of more than kMostBytes.
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override;
-  std::vector<uint8_t> get(const std::string& key) override;
-  int64_t add(const std::string& key, int64_t value) override;
-  bool deleteKey(const std::string& key) override;
-  bool check(const std::vector<std::string>& keys) override;
-  int64_t getNumKeys() override;
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
   void append(const std::string& key, const std::vector<uint8_t>& value) override;
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   void multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) override;
-  bool hasExtendedApi() const override { return true; }
   void queuePush(const std::string& key, const std::vector<uint8_t>& value) override;
-  std::vector<uint8_t> queuePop(const std::string& key, bool block) override;
-  int64_t queueLen(const std::string& key) override;
-  std::vector<std::string> listKeys() override;
 
  private:
-  tcp::StoreMessage call(tcp::StoreMessage::Kind kind, std::vector<std::string> texts, int64_t number = 0,
-                         std::chrono::milliseconds wait = std::chrono::milliseconds(0));
+  void reachServer();
 
-  const std::shared_ptr<tcp::StoreServer> server_;
-  const std::shared_ptr<tcp::StoreClient> client_;
+  const std::unique_ptr<tcp::TunnelExit> exit_;
+  const std::unique_ptr<tcp::TunnelEntry> entry_;
+  const c10::intrusive_ptr<c10d::Store> server_;
 };
 
 }  // namespace lowcomm

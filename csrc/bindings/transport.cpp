@@ -19,7 +19,8 @@ namespace lowcomm {
 namespace {
 
 struct RelayProcess {
-  explicit RelayProcess(const std::string& listen) : endpoint({.listen = listen, .relays_all = true}) {}
+  explicit RelayProcess(const std::string& listen)
+      : endpoint({.listen = listen, .relays_all = true, .secret = tcp::Secret::fromEnvironment()}) {}
   tcp::Endpoint endpoint;
 };
 
@@ -52,7 +53,9 @@ void bindTransport(py::module_& m) {
   m.def("tls_library", &tcp::tlsLibrary,
         "The library that encrypts where there is a secret; empty in a build without.");
   py::class_<RelayProcess>(
-      m, "Relay", "A relay for ranks of any group, in a thread of its own, at `listen` (host:port). ValueError.")
+      m, "Relay",
+      "A relay for ranks of any group that have the secret of this process, or, where it has none, for all\n"
+      "who ask; in a thread of its own, at `listen` (host:port). ValueError.")
       .def(py::init<const std::string&>(), py::arg("listen"))
       .def_property_readonly("addresses", [](const RelayProcess& relay) { return relay.endpoint.addresses(); })
       .def(
@@ -70,8 +73,9 @@ void bindTransport(py::module_& m) {
       "naming the variable where the secret is none.");
   m.def("connections", &connectionsOf, py::arg("backend"),
         "What the transport of a group knows of its connections, a dictionary each (lc.connections()).");
-  py::class_<PortStore, c10d::Store, c10::intrusive_ptr<PortStore>>(py::handle(), "PortStore");  // by these two alone
-  m.def("serve_store", &PortStore::serve, py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  py::class_<PortStore, c10d::TCPStore, c10::intrusive_ptr<PortStore>>(py::handle(), "PortStore");  // by these alone
+  m.def("serve_store", &PortStore::serve, py::arg("timeout"), py::arg("ranks") = 0,
+        py::call_guard<py::gil_scoped_release>());
   m.def("dial_store", &PortStore::dial, py::arg("address"), py::arg("timeout"),
         py::call_guard<py::gil_scoped_release>());
 }

@@ -1,8 +1,9 @@
 """Be a relay: where ranks of `transport="tcp"` meet that cannot reach each other.
 
 Those ranks have LOWCOMM_RELAY=HOST:PORT. The relay passes on what they say, of which it can read nothing where they have a
-secret. It serves all who ask, 256 connections at a time. It runs until it is interrupted; every minute in which it has passed
-something on it says how much.
+secret. With LOWCOMM_SECRET or LOWCOMM_SECRET_FILE it serves ranks that have that secret, else all who ask, 128 connections of
+an address: 256 pairs at a time. It runs until it is interrupted; every minute in which it has passed something on it says how
+much.
 """
 
 import argparse

@@ -10,16 +10,10 @@ namespace lowcomm::tcp {
 
 using Kind = TransportError::Kind;
 
-namespace {
-
-constexpr const char* kHere = "the message was cancelled";
-constexpr size_t kMostClosedTags = 1 << 20;  // by a peer, that this rank has yet to close
-
-}  // namespace
-
-void Delivery::complete() {
+void Delivery::complete(size_t bytes) {
   {
     std::lock_guard lock(mutex_);
+    bytes_ = bytes;
     done_ = true;
     changed_.notify_all();
   }
@@ -42,13 +36,19 @@ void Delivery::end() {
   if (const auto then = std::exchange(then_, nullptr)) then();
 }
 
-void Delivery::wait(int peer, std::chrono::milliseconds deadline) {
+bool Delivery::ended() {
+  std::lock_guard lock(mutex_);
+  return done_ || failed_;
+}
+
+size_t Delivery::wait(int peer, std::chrono::milliseconds deadline) {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, deadline, [&] { return done_ || failed_; })) {
     throw TransportError(Kind::timed_out, peer,
                          "Timed out waiting " + std::to_string(deadline.count()) + "ms for the message");
   }
   if (failed_) throw TransportError(kind_, peer, why_);
+  return bytes_;
 }
 
 void Channel::expectLiving() const {
@@ -63,18 +63,23 @@ void Channel::expectFits(const Record& record, size_t room) const {
 
 // ---- out ----
 
-std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place) {
+std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place,
+                                        std::function<void()> then) {
   if (data.size() > kMostMessageBytes) {
     throw ValueError("tcp transport: expected a message of at most " + std::to_string(kMostMessageBytes) +
                      " bytes, got " + std::to_string(data.size()));
   }
   std::lock_guard lock(mutex_);
   expectLiving();
-  auto delivery = std::make_shared<Delivery>();
-  const bool is_unasked = unasked_ + data.size() <= kUnaskedBytes;
+  const bool is_unasked = unasked_ + costOf(data.size()) <= most_early_;
+  if (!is_unasked && offered_ == mostOffered()) {
+    throw ValueError("tcp transport: expected at most " + std::to_string(mostOffered()) +
+                     " messages to a peer that it has no receives for yet, got one more");
+  }
+  auto delivery = std::make_shared<Delivery>(std::move(then));
   undelivered_[sent_] = {delivery, data, place, 0, tag, !is_unasked, is_unasked};
+  (is_unasked ? unasked_ : offered_) += is_unasked ? costOf(data.size()) : 1;
   if (is_unasked) {
-    unasked_ += data.size();
     out_.append({Record::Kind::message, tag, sent_, data.size()}, data, place);
   } else {
     out_.append({Record::Kind::offered, tag, sent_, data.size()}, {}, place);
@@ -94,6 +99,7 @@ void Channel::wanted(uint64_t number) {
   if (message.given_up) return;  // and the peer is about to hear so
   if (!std::exchange(message.is_offered, false))
     throw WireError("message wanted: expected one that was offered, got number " + std::to_string(number));
+  --offered_;
   out_.append({Record::Kind::body, 0, number, message.data.size()}, message.data, message.place);
   message.end = out_.end();
 }
@@ -105,8 +111,9 @@ void Channel::delivered(uint64_t number, bool dropped) {
   const bool leaves = message.end > out_.begin() && out_.has(number);
   if (leaves || (message.is_offered && !message.given_up && !dropped))
     throw WireError("message delivered: expected one that was sent, got number " + std::to_string(number));
-  if (message.is_unasked) unasked_ -= message.data.size();
-  dropped ? message.delivery->fail(Kind::cancelled, kByPeer) : message.delivery->complete();
+  if (message.is_unasked) unasked_ -= costOf(message.data.size());
+  if (message.is_offered) --offered_;
+  dropped ? message.delivery->fail(Kind::cancelled, kByPeer) : message.delivery->complete(message.data.size());
   undelivered_.erase(number);
 }
 
@@ -125,6 +132,7 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   early->second.pop_front();
   if (early->second.empty()) early_.erase(early);
   if (message->given_up) return delivery->fail(Kind::cancelled, kByPeer), delivery;
+  if (message->offered()) uncount(*message);
   expectFits(message->record, room.size());
   message->room = room;
   message->delivery = delivery;
@@ -197,6 +205,7 @@ void Channel::beginMessage(const Record& record) {
   message->record = record;
   coming_.emplace(record.number, message);
   match(message);
+  if (!message->delivery && !message->given_up) count(*message);
   if (message->offered()) {
     if (message->given_up) return drop(record.number);
     if (message->delivery) want(message);
@@ -205,15 +214,30 @@ void Channel::beginMessage(const Record& record) {
   if (message->delivery) {
     message->to = message->room.first(record.bytes);
   } else if (!message->given_up) {
-    early_bytes_ += record.bytes;
-    if (early_bytes_ > kUnaskedBytes) {
-      throw WireError("messages without receives: expected at most " + std::to_string(kUnaskedBytes) + " bytes, got " +
-                      std::to_string(early_bytes_));
-    }
     message->own.resize(record.bytes);
     message->to = message->own;
   }
   incoming_ = std::move(message);
+}
+
+// A message that has no receive yet takes memory here, however short it is.
+void Channel::count(Incoming& message) {
+  message.counted = message.offered() ? 1 : costOf(message.record.bytes);
+  uint64_t& counted = message.offered() ? early_offers_ : early_bytes_;
+  counted += message.counted;
+  if (early_bytes_ > most_early_) {
+    throw WireError("messages without receives: expected at most " + std::to_string(most_early_) + " bytes, " +
+                    std::to_string(kMessageCost) + " added for each, got " + std::to_string(early_bytes_));
+  }
+  // Those that their sender has taken back before they left come as offers too.
+  const uint64_t most = mostOffered() + most_early_ / kMessageCost;
+  if (early_offers_ <= most) return;
+  throw WireError("offered messages without receives: expected at most " + std::to_string(most) + ", got " +
+                  std::to_string(early_offers_));
+}
+
+void Channel::uncount(Incoming& message) {
+  (message.offered() ? early_offers_ : early_bytes_) -= std::exchange(message.counted, 0);
 }
 
 // A message that has begun to come meets its receive, if that is posted.
@@ -259,8 +283,8 @@ void Channel::want(const std::shared_ptr<Incoming>& message) {
 
 void Channel::finish(Incoming& message) {
   if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
-  early_bytes_ -= message.own.size();
-  message.delivery->complete();
+  uncount(message);
+  message.delivery->complete(message.record.bytes);
   out_.append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
   coming_.erase(message.record.number);
 }
@@ -284,84 +308,6 @@ std::optional<uint32_t> Channel::unclaimed(uint32_t first) {
     return std::any_of(of_tag.second.begin(), of_tag.second.end(), comes);
   });
   return found == early_.end() ? std::nullopt : std::optional(found->first);
-}
-
-// ---- what is given up ----
-
-// Of messages that this rank sends and has not given up, in order.
-std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
-  std::vector<uint64_t> numbers;
-  for (const auto& [number, message] : undelivered_) {
-    if (message.tag == tag && !message.given_up) numbers.push_back(number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
-
-// Of messages that this rank sends.
-void Channel::giveUp(const std::vector<uint64_t>& numbers) {
-  if (numbers.empty()) return;
-  for (const uint64_t number : numbers) {
-    undelivered_[number].given_up = true;
-    out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
-  }
-  out_.giveUp(numbers);
-  for (const uint64_t number : numbers)
-    undelivered_[number].delivery->fail(Kind::cancelled, kHere);  // now the caller may free its bytes
-}
-
-void Channel::giveUp(Incoming& message, const char* why) {
-  if (std::exchange(message.given_up, true)) return;
-  early_bytes_ -= message.own.size();
-  message.own = {};
-  if (message.delivery) message.delivery->fail(Kind::cancelled, why);
-}
-
-// As the stream has it, behind all else of the message.
-void Channel::givenUp(uint64_t number) {
-  if (number >= come_) {
-    throw WireError("message given up: expected a number below " + std::to_string(come_) + ", got " +
-                    std::to_string(number));
-  }
-  const auto message = coming_.find(number);
-  if (message == coming_.end()) return;  // it was delivered or dropped before
-  giveUp(*message->second, kByPeer);
-  drop(number);
-}
-
-void Channel::closeTag(uint32_t tag) {
-  std::lock_guard lock(mutex_);
-  if (failed_) return;
-  giveUp(numbersOf(tag));
-  std::vector<uint64_t> over;
-  for (auto& [number, message] : coming_) {
-    if (message->record.tag != tag || message->given_up) continue;
-    giveUp(*message, kHere);
-    const bool nothing_comes = message->offered() || message->have == message->record.bytes;
-    if (!message->delivery && nothing_comes) over.push_back(number);
-  }
-  for (const uint64_t number : over)
-    drop(number);
-  early_.erase(tag);
-  while (const auto receive = takePosted(tag))
-    receive->delivery->fail(Kind::cancelled, kHere);
-  out_.append({Record::Kind::closed, tag}, {}, /*place=*/0);
-  if (!closed_.emplace(tag, true).second) closed_.erase(tag);  // nothing more comes of it
-}
-
-void Channel::closedByPeer(uint32_t tag) {
-  const auto [known, is_new] = closed_.emplace(tag, false);
-  if (is_new) {
-    if (closed_.size() <= kMostClosedTags) return;
-    throw WireError("closed tags: expected at most " + std::to_string(kMostClosedTags) + ", got more");
-  }
-  if (!known->second) throw WireError("tag closed: expected one that is not, got " + std::to_string(tag) + " again");
-  closed_.erase(known);
-}
-
-bool Channel::isClosedHere(uint32_t tag) const {
-  const auto known = closed_.find(tag);
-  return known != closed_.end() && known->second;
 }
 
 // ---- the end ----

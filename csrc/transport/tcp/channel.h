@@ -29,11 +29,16 @@ class Delivery {
   // `then`, where there is one, is called once, when it has ended either way, under the channel's lock.
   explicit Delivery(std::function<void()> then = {}) : then_(std::move(then)) {}
 
-  void complete();
+  // `bytes`: how long the message was.
+  void complete(size_t bytes);
   void fail(TransportError::Kind kind, const std::string& why);
 
-  // Blocks until one of them was called. Throws TransportError: what failed, or timed_out after `deadline`.
-  void wait(int peer, std::chrono::milliseconds deadline);
+  // Whether one of them was called: wait() does not block then.
+  bool ended();
+
+  // Blocks until one of them was called; returns the message's bytes. Throws TransportError: what failed, or timed_out
+  // after `deadline`.
+  size_t wait(int peer, std::chrono::milliseconds deadline);
 
   // Set by Channel::receive: the message came or was offered before its receive, and a word of it is to be written.
   bool came_early = false;
@@ -45,6 +50,7 @@ class Delivery {
   std::condition_variable changed_;
   std::function<void()> then_;
   bool done_ = false, failed_ = false;
+  size_t bytes_ = 0;
   TransportError::Kind kind_{};
   std::string why_;
 };
@@ -57,7 +63,8 @@ class Delivery {
 // for sending again.
 //
 // A message whose receive is not posted yet waits in memory of the receiver's. What may come so is bounded: a sender
-// that has kUnaskedBytes under way offers what is more, and its bytes follow when they are wanted (Record::offered).
+// that has `most_early` bytes under way, kMessageCost added for each message, offers what is more, and its bytes follow
+// when they are wanted (Record::offered). Nor does it offer more messages than would cost as much.
 //
 // Either end may close a tag, which gives up all that it sends and receives with it.
 //
@@ -65,11 +72,13 @@ class Delivery {
 // without it.
 class Channel {
  public:
-  explicit Channel(int peer) : peer_(peer) {}
+  explicit Channel(int peer, uint64_t most_early = kUnaskedBytes) : peer_(peer), most_early_(most_early) {}
 
-  // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes.
+  // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes, or more
+  // offers than may be under way. `then`: as Delivery's.
   // `place`: of the message among those of all channels, in which they leave this process (Endpoint); above 0.
-  std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
+  std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1,
+                                 std::function<void()> then = {});
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then = {});
 
   // As Transport::closeTag.
@@ -92,7 +101,7 @@ class Channel {
   std::span<std::byte> room();
 
   // The first `bytes` of room() are there. WireError for a record that is none or comes at no time for it, a message
-  // longer than its receive, or more than kUnaskedBytes that have no receives.
+  // longer than its receive, or more messages without receives than may come.
   void arrived(size_t bytes);
 
   // The message under way, if there is one, ends here. WireError in the middle of a record.
@@ -115,6 +124,7 @@ class Channel {
     std::span<std::byte> room = {};      // of the receive
     bool is_wanted = false;              // and its body has not begun to come
     bool given_up = false;               // what comes of it is dropped
+    uint64_t counted = 0;                // of early_offers_ where it is offered, else of early_bytes_
     bool offered() const { return record.kind == Record::Kind::offered; }
   };
   // A message out of which the peer has not said that it was delivered or dropped.
@@ -128,6 +138,10 @@ class Channel {
     bool given_up = false;
   };
 
+  static uint64_t costOf(uint64_t bytes) { return bytes + kMessageCost; }
+  uint64_t mostOffered() const { return most_early_ / kMessageCost; }
+  void count(Incoming& message);
+  void uncount(Incoming& message);
   void begin(const Record& record);
   void beginMessage(const Record& record);
   void beginBody(const Record& record);
@@ -149,6 +163,7 @@ class Channel {
   void expectLiving() const;
 
   const int peer_;
+  const uint64_t most_early_;
   std::mutex mutex_;
   bool failed_ = false;
   TransportError::Kind kind_{};
@@ -156,7 +171,8 @@ class Channel {
 
   OutStream out_;
   uint64_t sent_ = 0;     // messages
-  uint64_t unasked_ = 0;  // bytes of undelivered messages that were not offered
+  uint64_t unasked_ = 0;  // costs of undelivered messages that were not offered
+  uint64_t offered_ = 0;  // messages that the peer has not wanted yet
   std::unordered_map<uint64_t, Undelivered> undelivered_;
 
   uint64_t in_ = 0;
@@ -166,7 +182,7 @@ class Channel {
   std::shared_ptr<Incoming> incoming_;  // null between messages
   std::map<uint32_t, std::deque<Receive>> posted_;
   std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
-  uint64_t early_bytes_ = 0;
+  uint64_t early_bytes_ = 0, early_offers_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were neither delivered nor dropped
   std::map<uint32_t, bool> closed_;  // tags that one end has closed: whether it is this one
   std::vector<std::byte> dropped_;   // where bytes come that nobody wants

@@ -27,53 +27,12 @@ using std::chrono::milliseconds;
 constexpr size_t kAcceptsATurn = 8, kReadsATurn = 64;
 constexpr milliseconds kTick{20};
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
-bool truth(const char* name) {
-  const std::string text = variable(name);
-  if (text != "" && text != "0" && text != "1")
-    throw ValueError(std::string(name) + ": expected 0 or 1, got '" + text + "'");
-  return text == "1";
-}
-
-// A port that several processes of a machine are given counts from LOCAL_RANK.
-std::string withLocalRank(const char* name) {
-  const std::string text = variable(name);
-  if (text.empty()) return text;
-  const auto [host, port] = hostAndPort(text, name);
-  char* end = nullptr;
-  const long number = std::strtol(port.c_str(), &end, 10);
-  const long rank = std::strtol(variable("LOCAL_RANK").c_str(), nullptr, 10);
-  if (*end != '\0' || number < 0 || number + rank > 65535) {
-    throw ValueError(std::string(name) + ": expected a port of 0 ... 65535, LOCAL_RANK included, got '" + text + "'");
-  }
-  return joined(host, std::to_string(number == 0 ? 0 : number + rank));
-}
-
 uint64_t randomNumber() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
 }
 
 }  // namespace
-
-EndpointOptions EndpointOptions::fromEnvironment() {
-  EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"),
-                          withLocalRank("LOWCOMM_ADVERTISE"),
-                          variable("LOWCOMM_SOCKET_IFNAME"),
-                          variable("LOWCOMM_RATE"),
-                          truth("LOWCOMM_DIAL_ONLY"),
-                          variable("LOWCOMM_RELAY"),
-                          false,
-                          Secret::fromEnvironment()};
-  if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
-  if (options.dials_only && !(options.listen.empty() && options.advertise.empty()))
-    throw ValueError("LOWCOMM_DIAL_ONLY: expected no LOWCOMM_LISTEN and no LOWCOMM_ADVERTISE beside it, got one");
-  return options;
-}
 
 Endpoint::Endpoint(const EndpointOptions& options)
     : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
@@ -228,7 +187,8 @@ void Endpoint::run() {
     turn();
 }
 
-// Waits until something may be done, and does it.
+// Waits until something may be done, and does it. Links that have no socket at the moment are not waited for: poll()
+// takes no more entries than a process may have descriptors.
 void Endpoint::turn() {
   std::vector<pollfd> waits{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
   std::vector<std::shared_ptr<Link>> links;
@@ -236,16 +196,21 @@ void Endpoint::turn() {
   {
     std::lock_guard lock(mutex_);
     if (Clock::now() < accept_at_) waits[1].fd = -1;
-    links = links_;
-    for (const auto& link : links)
-      waits.push_back(link->waitsFor());
+    for (const auto& link : links_) {
+      const pollfd wait = link->waitsFor();
+      if (wait.fd < 0) continue;
+      links.push_back(link);
+      waits.push_back(wait);
+    }
     strangers_->waitFor(waits);
     strangers = strangers_->size();
     relay_.waitFor(waits);
     for (const Leaving& one : leaving_)
       waits.push_back({one.fd.get(), POLLIN, 0});
   }
-  ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
+  if (::poll(waits.data(), waits.size(), static_cast<int>(patience_.count())) < 0 && errno != EINTR)
+    return failAll("poll: expected to wait for " + std::to_string(waits.size()) +
+                   " descriptors, got: " + std::strerror(errno));
   if (waits[0].revents) {
     uint64_t count;
     [[maybe_unused]] const ssize_t got = ::read(waker_.get(), &count, sizeof(count));
@@ -263,8 +228,8 @@ void Endpoint::turn() {
   const auto from_outside = std::span(waits).subspan(2 + links.size());
   relay_.ready(from_outside.subspan(strangers));
   Strangers::Heard heard = strangers_->hear(from_outside.first(strangers));
-  for (auto& [pipe, hello] : heard.introductions)
-    introduce(std::move(pipe), hello);
+  for (Introduction& one : heard.introductions)
+    introduce(one);
   for (const Identity& identity : heard.other_secrets) {
     if (Link* link = linkTo(identity.group, identity.from, identity.to, identity.channel)) link->noteOtherSecret();
   }
@@ -273,10 +238,23 @@ void Endpoint::turn() {
   tick_at_ = Clock::now() + kTick;
   strangers_->report();
   relay_.tick();
-  for (const auto& link : links) {
+  for (const auto& link : links_) {
     link->tick();
     if (Fd joined = link->takeJoined()) strangers_->admit(std::move(joined), {});
   }
+}
+
+// Nothing that this thread waits for can be waited for: who waits for it hears so.
+void Endpoint::failAll(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& link : links_)
+      link->fail(why);
+    strangers_->clear();
+    relay_.clear();
+    leaving_.clear();
+  }
+  std::this_thread::sleep_for(kTick);  // it may be so again
 }
 
 std::chrono::milliseconds Endpoint::writeAll() {
@@ -330,9 +308,20 @@ Link* Endpoint::linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_
   return nullptr;
 }
 
-bool Endpoint::knows(const GroupId& group) const {
-  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->route().group == group; }) ||
-         std::find(expected_.begin(), expected_.end(), group) != expected_.end();
+// Whether a request to the relay is a member's. Without a secret that is a rank of a group of this process, which knows
+// its process's number, and asks for another one.
+bool Endpoint::mayBeRelayed(const Introduction& one) const {
+  const Hello& hello = one.hello;
+  if (tls_ && !tls_->isRelayCode(hello, one.code)) return false;
+  if (relays_all_) return true;
+  const auto has = [&](uint32_t rank, const uint64_t* incarnation) {
+    return std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+      const Route& route = link->route();
+      return route.group == hello.group && route.peer == static_cast<int>(rank) &&
+             (!incarnation || route.peer_incarnation == *incarnation);
+    });
+  };
+  return !served_.contains(hello.group) && has(hello.from, &hello.incarnation) && has(hello.to, nullptr);
 }
 
 std::pair<size_t, uint64_t> Endpoint::relayed() {
@@ -340,19 +329,26 @@ std::pair<size_t, uint64_t> Endpoint::relayed() {
   return {relay_.joined(), relay_.bytes()};
 }
 
-void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
+void Endpoint::introduce(Introduction& one) {
+  const Hello& hello = one.hello;
+  const bool is_expected = std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end();
   if (hello.relays) {
-    if (relays_all_ || knows(hello.group)) return relay_.admit(pipe->release(), hello);
-    return strangers_->count(Strangers::Kind::unknown);
+    if (!mayBeRelayed(one)) return is_expected ? void() : strangers_->count(Strangers::Kind::unknown);
+    if (!relay_.admit(one.pipe->release(), hello, tls_ ? "" : one.host)) strangers_->count(Strangers::Kind::crowded);
+    return;
   }
   Link* link = linkTo(hello.group, hello.from, hello.to, hello.channel);
   if (link && link->route().peer_incarnation == hello.incarnation && !link->channel.failed())
-    return link->accept(std::move(pipe), hello);
-  if (const auto served = served_.find(hello.group); served != served_.end() && hello.to == 0) {
-    links_.push_back(served->second(hello));
-    return links_.back()->accept(std::move(pipe), hello);
+    return link->accept(std::move(one.pipe), hello);
+  // A channel that has begun goes on where its link is, or not at all.
+  const auto served = served_.find(hello.group);
+  if (served != served_.end() && hello.to == 0 && hello.carries && hello.received == 0) {
+    const auto admitted = served->second(hello, one.host);
+    if (!admitted) return strangers_->count(Strangers::Kind::crowded);
+    links_.push_back(admitted);
+    return admitted->accept(std::move(one.pipe), hello);
   }
-  if (std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end()) return;
+  if (is_expected) return;
   strangers_->count(Strangers::Kind::unknown);
   Hello answer = hello;
   std::swap(answer.from, answer.to);
@@ -360,7 +356,7 @@ void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
   answer.received = 0;
   answer.carries = false;
   answer.unknown = true;
-  say(*pipe, answer);
+  say(*one.pipe, answer);
 }
 
 }  // namespace lowcomm::tcp

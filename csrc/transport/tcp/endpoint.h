@@ -79,9 +79,10 @@ class Endpoint {
 
   void add(const std::shared_ptr<Link>& link);
 
-  // A group whose peers are not known before they come: `admit` makes the link of one that says a Hello of it, on the
-  // endpoint's thread. ValueError where the group is served already. After serveNoMore() `admit` is not called.
-  using Admit = std::function<std::shared_ptr<Link>(const Hello&)>;
+  // A group whose peers are not known before they come: `admit` makes the link of one that says its first Hello of it,
+  // from the network `host` (empty: it has the secret), or null where there is no room. It is called on the endpoint's
+  // thread, with the links' lock. ValueError where the group is served already. After serveNoMore() it is not called.
+  using Admit = std::function<std::shared_ptr<Link>(const Hello&, const std::string& host)>;
   void serve(const GroupId& group, Admit admit);
   void serveNoMore(const GroupId& group);
 
@@ -111,10 +112,12 @@ class Endpoint {
   std::string listen(const EndpointOptions& options);
   void run();
   void turn();
+  void failAll(const std::string& why);
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void acceptSome();
-  void introduce(std::unique_ptr<Pipe> pipe, const Hello& hello);
-  bool knows(const GroupId& group) const;
+  using Introduction = Strangers::Heard::Introduction;
+  void introduce(Introduction& one);
+  bool mayBeRelayed(const Introduction& one) const;
   Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;
   void halt();
   void seeOff();

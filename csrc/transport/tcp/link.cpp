@@ -89,7 +89,7 @@ void Link::ready(short events) {
 void Link::receive() {
   try {
     const auto over = connection_->read();
-    if (over && connection_->saidLast()) return fail("the peer has closed the channel");
+    if (over && connection_->saidLast()) return fail(kChannelClosed);
     if (over) lost(*over);
   } catch (const WireError& error) {
     fail(std::string(kWrongBytes) + error.what());
@@ -112,6 +112,8 @@ void Link::broken(const std::string& why) {
 
 void Link::tick() {
   if (ended_) return;
+  if (const auto most = route_.patience; !connection_ && most.count() > 0 && Clock::now() - down_since_ > most)
+    return fail("expected a connection within " + std::to_string(most.count()) + " s, got none: " + lost_why_);
   if (connection_) {
     if (connection_->isQuiet()) receive();
     if (!connection_) return;
@@ -215,7 +217,13 @@ void Link::dialReady() {
 void Link::relayReady() {
   Hello request = hello(/*carries=*/false);
   request.relays = true;
-  if (!dial_->said && !say(*dial_->pipe, request)) return silent();
+  if (!dial_->said) {
+    std::array<std::byte, kHelloBytes + kRelayCodeBytes> bytes{};
+    tcp::write(request, std::span(bytes).first<kHelloBytes>());
+    if (route_.tls) std::ranges::copy(route_.tls->relayCode(request), bytes.begin() + kHelloBytes);
+    const iovec part{bytes.data(), bytes.size()};
+    if (dial_->pipe->write({&part, 1}).bytes != bytes.size()) return silent();
+  }
   dial_->said = true;
   if (const auto over = hearAnswer()) {
     lost_why_ = dial_->to + ": " + *over;
@@ -313,6 +321,7 @@ void Link::drop() {
   past_.received_bytes += connection_->received();
   past_.retransmitted += reportOf(connection_->pipe().fd()).retransmitted;
   connection_.reset();
+  down_since_ = Clock::now();
 }
 
 // By the address at the other end.
@@ -349,7 +358,6 @@ ConnectionReport Link::report() const {
 void Link::lost(const std::string& why) {
   lost_why_ = why;
   drop();
-  down_since_ = Clock::now();
   pause_ = dials_ ? 0ms : std::chrono::milliseconds(kLongestPause) / 2;
   dial_at_ = Clock::now() + pause_;
 }

@@ -30,6 +30,9 @@ struct Route {
   std::vector<std::pair<std::string, Address>> relays;     // of a relay, tried where these lead nowhere
   std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
 
+  uint64_t most_early = kUnaskedBytes;  // Channel
+  std::chrono::seconds patience{0};     // without a connection for so long the channel fails; 0: never
+
   bool dials = false;              // at first: this rank does, the other waits to be dialled
   bool is_one_of_several = false;  // of the channels of a far peer, that is (connectionsOver in pace.h)
 };
@@ -37,6 +40,9 @@ struct Route {
 // Of a peer that has another secret than this process.
 inline constexpr const char* kOtherSecret =
     "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there";
+
+// Of a channel that the peer has ended by itself.
+inline constexpr const char* kChannelClosed = "the peer has closed the channel";
 
 // Whether a Hello went whole into a connection that was just made.
 bool say(Pipe& pipe, const Hello& hello);
@@ -55,7 +61,7 @@ bool say(Pipe& pipe, const Hello& hello);
 // But for the channel, used by the endpoint's thread, or under its lock.
 class Link {
  public:
-  explicit Link(Route route) : channel(route.peer), route_(std::move(route)), dials_(route_.dials) {}
+  explicit Link(Route route) : channel(route.peer, route.most_early), route_(std::move(route)), dials_(route_.dials) {}
 
   Channel channel;
 
@@ -90,6 +96,12 @@ class Link {
   // The channel is at its end on this side. Returns the socket on which the peer was told so, for the endpoint to close
   // once it has heard that; none where it was not told.
   Fd end(const std::string& why);
+
+  // As if the peer had ended the channel.
+  void fail(const std::string& why);
+
+  // Since when there is no connection; nothing: there is one.
+  std::optional<Clock::time_point> downSince() const { return connection_ ? std::nullopt : std::optional(down_since_); }
 
   // How often a connection has been made.
   uint64_t connections() const { return connections_; }
@@ -135,7 +147,6 @@ class Link {
   void refused();  // the address has said that nobody is there
   void silent();
   void tryNext();
-  void fail(const std::string& why);
 
   Route route_;
   std::unique_ptr<Connection> connection_;

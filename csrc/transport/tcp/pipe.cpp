@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMostExpected = 64 * 1024;
 
 Moved failed() {
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {};
+  if (wouldBlock()) return {};
   return {0, std::strerror(errno)};
 }
 

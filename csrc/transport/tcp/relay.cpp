@@ -12,10 +12,6 @@
 namespace lowcomm::tcp {
 namespace {
 
-bool wouldBlock() {
-  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-}
-
 // Whether `two` is the rank that `one` asks for.
 bool mirrors(const Hello& one, const Hello& two) {
   return one.group == two.group && one.channel == two.channel && one.from == two.to && one.to == two.from;
@@ -23,22 +19,33 @@ bool mirrors(const Hello& one, const Hello& two) {
 
 }  // namespace
 
-void Relay::admit(Fd fd, const Hello& request) {
+size_t Relay::countOf(const std::string& host) const {
+  size_t count = std::count_if(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return one.host == host; });
+  for (const Pair& pair : pairs_)
+    count += (pair.a.host == host) + (pair.b.host == host);
+  return count;
+}
+
+bool Relay::admit(Fd fd, const Hello& request, const std::string& host) {
   const auto same = [&](const Waiting& one) {
     return one.request.group == request.group && one.request.channel == request.channel &&
            one.request.from == request.from && one.request.to == request.to;
   };
   waiting_.remove_if(same);
-  Waiting mine{std::move(fd), request, Clock::now() + kWithin};
+  if (!host.empty() && countOf(host) >= kOfAHost) return false;
+  Waiting mine{std::move(fd), request, host, Clock::now() + kWithin};
   const auto other =
       std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return mirrors(one.request, request); });
   if (other == waiting_.end()) {
-    if (waiting_.size() < kMostWaiting) waiting_.push_back(std::move(mine));
-    return;
+    if (waiting_.size() >= kMostWaiting) return false;
+    waiting_.push_back(std::move(mine));
+    return true;
   }
   Waiting first = std::move(*other);
   waiting_.erase(other);
-  if (pairs_.size() < kMostJoined) join(std::move(first), std::move(mine));
+  if (pairs_.size() >= kMostJoined) return false;
+  join(std::move(first), std::move(mine));
+  return true;
 }
 
 void Relay::join(Waiting first, Waiting second) {
@@ -51,8 +58,11 @@ void Relay::join(Waiting first, Waiting second) {
     judge(one->fd.get());
   }
   pairs_.emplace_back();
-  pairs_.back().a.fd = std::move(first.fd);
-  pairs_.back().b.fd = std::move(second.fd);
+  Pair& pair = pairs_.back();
+  for (auto [side, one] : {std::pair(&pair.a, &first), std::pair(&pair.b, &second)}) {
+    side->fd = std::move(one->fd);
+    side->host = std::move(one->host);
+  }
 }
 
 void Relay::waitFor(std::vector<pollfd>& waits) const {

@@ -8,6 +8,7 @@
 #include <list>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "transport/tcp/socket.h"
@@ -20,17 +21,27 @@ namespace lowcomm::tcp {
 // secret that is TLS between the two, of which the relay can read nothing. Where one ends its connection, the other
 // gets all that it had said before, and then the end.
 //
+// The endpoint admits only members: those whose request has the secret's code, or, without a secret, ranks of a group
+// that it belongs to. A relay process without a secret admits all who ask.
+//
 // Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting who wait for kWithin;
-// a pair of which one has ended stays for kWithin at most. Used by the endpoint's thread.
+// kOfAHost connections, waiting or joined, of an address that has not shown that it has the secret; a pair of which one
+// has ended stays for kWithin at most. Used by the endpoint's thread.
 class Relay {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static constexpr size_t kMostJoined = 256, kMostWaiting = 256, kBufferBytes = 64 * 1024;
+  static constexpr size_t kMostJoined = 256, kMostWaiting = 256, kOfAHost = 128, kBufferBytes = 64 * 1024;
   static constexpr std::chrono::seconds kWithin{10};
 
-  // One that asks. Where it has asked before the older connection goes; where there is no room, this one.
-  void admit(Fd fd, const Hello& request);
+  // One that asks, from the network `host`; empty: it has the secret. Where it has asked before the older connection
+  // goes; where there is no room, this one, and false is returned.
+  bool admit(Fd fd, const Hello& request, const std::string& host);
+
+  void clear() {
+    waiting_.clear();
+    pairs_.clear();
+  }
 
   // Appends what to wait for, of each connection; ready() gets the same, after poll().
   void waitFor(std::vector<pollfd>& waits) const;
@@ -46,11 +57,13 @@ class Relay {
   struct Waiting {
     Fd fd;
     Hello request;
+    std::string host;
     Clock::time_point deadline;
   };
   // One of two joined connections, and what it has said that the other has yet to be given.
   struct Side {
     Fd fd;
+    std::string host = {};
     std::vector<std::byte> buffer = std::vector<std::byte>(kBufferBytes);
     size_t begin = 0, end = 0;
     bool is_over = false;  // it says no more
@@ -63,6 +76,7 @@ class Relay {
     bool isOver() const { return a.is_told && b.is_told; }
   };
 
+  size_t countOf(const std::string& host) const;
   void join(Waiting first, Waiting second);
   void pass(Side& from, Side& to);
 

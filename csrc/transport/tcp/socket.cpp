@@ -41,6 +41,10 @@ Fd::~Fd() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+bool wouldBlock() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
 std::pair<std::string, std::string> hostAndPort(const std::string& text, const std::string& what) {
   const size_t colon = text.rfind(':');
   std::string host = text.substr(0, colon);

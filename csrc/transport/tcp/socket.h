@@ -28,6 +28,9 @@ class Fd {
   int fd_;
 };
 
+// After a call on a socket that does not block: whether it may do better later.
+bool wouldBlock();
+
 struct Address {
   sockaddr_storage storage{};
   socklen_t size = 0;

@@ -12,7 +12,7 @@
 namespace lowcomm::tcp {
 namespace {
 
-constexpr size_t kTurnBytes = 1024;  // a Hello, and what TLS puts around it
+constexpr size_t kTurnBytes = 1024;  // a Hello with a code, and what TLS puts around it
 constexpr std::byte kHelloBegins{0x0a};
 
 }  // namespace
@@ -103,18 +103,25 @@ bool Strangers::hear(Stranger& stranger, Heard& heard) {
     stranger.has_secret = stranger.secure->identity().has_value();
     if (!pipe.isOpen()) return false;
   }
-  while (stranger.have < kHelloBytes) {
-    size_t turn = kTurnBytes;
-    const Moved got = pipe.read(std::span(stranger.hello).subspan(stranger.have), turn);
-    if (got.over) return noMember(Kind::other);
-    if (got.bytes == 0) return false;
-    stranger.have += got.bytes;
-  }
+  const std::span<std::byte> said(stranger.said);
   try {
-    const Hello hello = parseHello(stranger.hello);
+    Hello hello;
+    while (stranger.have < stranger.expected) {
+      size_t turn = kTurnBytes;
+      const Moved got = pipe.read(said.subspan(stranger.have, stranger.expected - stranger.have), turn);
+      if (got.over) return noMember(Kind::other);
+      if (got.bytes == 0) return false;
+      stranger.have += got.bytes;
+      if (stranger.have < kHelloBytes) continue;
+      hello = parseHello(said.first<kHelloBytes>());
+      if (hello.relays && !stranger.secure) stranger.expected = said.size();
+    }
     if (tls_ && !stranger.secure && !hello.relays) return noMember(Kind::other);
-    if (stranger.secure && !belongs(hello, *stranger.secure->identity())) return noMember(Kind::other);
-    heard.introductions.push_back({std::move(stranger.pipe), hello});
+    if (stranger.secure && (hello.relays || !belongs(hello, *stranger.secure->identity())))
+      return noMember(Kind::other);
+    RelayCode code;
+    std::copy_n(said.begin() + kHelloBytes, code.size(), code.begin());
+    heard.introductions.push_back({std::move(stranger.pipe), hello, code, stranger.secure ? "" : stranger.host});
     return true;
   } catch (const WireError&) {
     return noMember(Kind::other);

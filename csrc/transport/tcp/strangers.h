@@ -24,6 +24,8 @@ namespace lowcomm::tcp {
 // port can make some, so all that they get is bounded: kHalfOpen connections at a time, kOfAHost to an address that has
 // not shown that it has the secret, kWithin for a Hello, kHeardATurn of them a turn of the endpoint's loop, and the
 // memory that is said in SecurePipe. Where there are too many the oldest gives way: a member says who it is at once.
+// What a Hello says is no proof: the endpoint admits whom it names only as a member of a group whose number nobody
+// guesses, as one of a bounded number of clients (TunnelExit), or to a relay by its code (Relay).
 //
 // Used by the endpoint's thread.
 class Strangers {
@@ -49,11 +51,15 @@ class Strangers {
     struct Introduction {
       std::unique_ptr<Pipe> pipe;
       Hello hello;
+      RelayCode code;    // of a request to a relay
+      std::string host;  // its network; empty: it has shown that it has the secret
     };
     std::vector<Introduction> introductions;  // those who have said a Hello are strangers no more
     std::vector<Identity> other_secrets;      // what those call themselves who have another secret
     bool all = true;                          // false: there are more to be heard next turn
   };
+
+  void clear() { strangers_.clear(); }
 
   // Hears those of whom poll() says so, and lets go of those who take too long. `waits`: as waitFor() has made them.
   Heard hear(std::span<const pollfd> waits);
@@ -72,8 +78,8 @@ class Strangers {
     std::string host;
     Clock::time_point deadline;
     bool has_secret = false, has_spoken = false;
-    std::array<std::byte, kHelloBytes> hello = {};
-    size_t have = 0;
+    std::array<std::byte, kHelloBytes + kRelayCodeBytes> said = {};
+    size_t have = 0, expected = kHelloBytes;
   };
   using Place = std::list<Stranger>::iterator;
 

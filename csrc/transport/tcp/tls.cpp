@@ -24,7 +24,7 @@ namespace lowcomm::tcp {
 namespace {
 
 constexpr const char* kCiphers = "TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
-constexpr std::string_view kLabel = "lowcomm tls 1";
+constexpr std::string_view kKeyLabel = "lowcomm tls 1", kRelayLabel = "lowcomm relay 1";
 
 [[noreturn]] void failed(const char* what) {
   std::array<char, 256> text{};
@@ -70,9 +70,26 @@ Identity::Suite Tls::preferred() {
 }
 
 std::array<std::byte, 32> Tls::key(const Identity& identity) const {
-  std::array<std::byte, kLabel.size() + kIdentityBytes> info;
-  std::memcpy(info.data(), kLabel.data(), kLabel.size());
-  tcp::write(identity, std::span(info).subspan<kLabel.size()>());
+  std::array<std::byte, kKeyLabel.size() + kIdentityBytes> info;
+  std::memcpy(info.data(), kKeyLabel.data(), kKeyLabel.size());
+  tcp::write(identity, std::span(info).subspan<kKeyLabel.size()>());
+  return derive(info);
+}
+
+RelayCode Tls::relayCode(const Hello& request) const {
+  std::array<std::byte, kRelayLabel.size() + kHelloBytes> info;
+  std::memcpy(info.data(), kRelayLabel.data(), kRelayLabel.size());
+  tcp::write(request, std::span(info).subspan<kRelayLabel.size()>());
+  return derive(info);
+}
+
+bool Tls::isRelayCode(const Hello& request, const RelayCode& code) const {
+  const RelayCode expected = relayCode(request);
+  return CRYPTO_memcmp(expected.data(), code.data(), code.size()) == 0;
+}
+
+// HKDF-SHA256 (RFC 5869) of the secret, without salt.
+std::array<std::byte, 32> Tls::derive(std::span<const std::byte> info) const {
   std::array<std::byte, 32> key;
   EVP_KDF* hkdf = EVP_KDF_fetch(nullptr, "HKDF", nullptr);
   EVP_KDF_CTX* context = hkdf ? EVP_KDF_CTX_new(hkdf) : nullptr;
@@ -81,7 +98,7 @@ std::array<std::byte, 32> Tls::key(const Identity& identity) const {
       OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
       OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, const_cast<char*>(secret_.text().data()),
                                         secret_.text().size()),
-      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, info.data(), info.size()),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<std::byte*>(info.data()), info.size()),
       OSSL_PARAM_construct_end(),
   };
   const bool made =
@@ -107,6 +124,14 @@ Tls::Tls(Secret secret, uint64_t records_per_key) : secret_(std::move(secret)), 
 }
 
 Tls::~Tls() = default;
+
+RelayCode Tls::relayCode(const Hello&) const {
+  return {};
+}
+
+bool Tls::isRelayCode(const Hello&, const RelayCode&) const {
+  return false;
+}
 
 Identity::Suite Tls::preferred() {
   return Identity::Suite::chacha20_poly1305;

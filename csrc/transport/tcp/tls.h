@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "transport/tcp/secret.h"
@@ -46,6 +47,14 @@ class Tls : public std::enable_shared_from_this<Tls> {
   // The key of a connection.
   std::array<std::byte, 32> key(const Identity& identity) const;
 
+  // The code of a request to a relay, which shows that its sender has the secret (HKDF-SHA256 as a MAC):
+  //
+  //   code = HKDF-SHA256(secret, no salt, "lowcomm relay 1" || hello), 32 bytes
+  //
+  // isRelayCode() takes the same time wherever a wrong one differs.
+  RelayCode relayCode(const Hello& request) const;
+  bool isRelayCode(const Hello& request, const RelayCode& code) const;
+
   // The suite that an end here dials with: AES-256-GCM where the processor has instructions for it.
   static Identity::Suite preferred();
 
@@ -60,6 +69,8 @@ class Tls : public std::enable_shared_from_this<Tls> {
   uint64_t recordsPerKey() const { return records_per_key_; }
 
  private:
+  std::array<std::byte, 32> derive(std::span<const std::byte> info) const;
+
   const Secret secret_;
   const uint64_t records_per_key_;
   ssl_ctx_st* context_ = nullptr;

@@ -30,6 +30,11 @@ inline constexpr size_t kHelloBytes = 64;
 
 void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes);
 
+// A request to a relay is a Hello and so many bytes more: a code of the Hello that only those who have the secret can
+// make (Tls::relayCode), or zeros where there is none.
+inline constexpr size_t kRelayCodeBytes = 32;
+using RelayCode = std::array<std::byte, kRelayCodeBytes>;
+
 // Throws WireError naming the field: magic, version, checksum.
 Hello parseHello(std::span<const std::byte, kHelloBytes> bytes);
 
@@ -91,8 +96,9 @@ struct Record {
 inline constexpr size_t kRecordHeaderBytes = 24;
 inline constexpr uint64_t kMostMessageBytes = uint64_t{64} << 20;
 
-// So many bytes of messages whose receives may not be posted go unasked over a channel; more are offered.
-inline constexpr uint64_t kUnaskedBytes = uint64_t{4} << 20;
+// So many bytes of messages whose receives may not be posted go unasked over a channel; more are offered. Each message
+// counts for kMessageCost bytes more than it has, which is what remembering it takes.
+inline constexpr uint64_t kUnaskedBytes = uint64_t{4} << 20, kMessageCost = 64;
 
 void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes);
 Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes);  // throws WireError

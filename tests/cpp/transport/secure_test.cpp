@@ -290,15 +290,26 @@ TEST_F(TcpSecure, EveryConnectionHasAKeyOfItsOwn) {
 }
 
 // As FORMAT.md has it: computed with Python's hmac by tests/python/transport/test_secret.py, too.
-TEST_F(TcpSecure, DerivesTheDocumentedKey) {
-  const auto key = tlsOf()->key(identityOf());
-  std::string text;
-  for (const std::byte b : key) {
-    std::array<char, 3> two;
-    std::snprintf(two.data(), two.size(), "%02x", std::to_integer<unsigned>(b));
-    text += two.data();
-  }
-  EXPECT_EQ(text, "39a7ff695b05d41dfdca2ece321868441edaf20563671863b5eeaecbd07c4334");
+TEST_F(TcpSecure, DerivesTheDocumentedKeyAndCode) {
+  const auto textOf = [](std::span<const std::byte> bytes) {
+    std::string text;
+    for (const std::byte b : bytes) {
+      std::array<char, 3> two;
+      std::snprintf(two.data(), two.size(), "%02x", std::to_integer<unsigned>(b));
+      text += two.data();
+    }
+    return text;
+  };
+  const tcp::Identity identity = identityOf();
+  EXPECT_EQ(textOf(tlsOf()->key(identity)), "39a7ff695b05d41dfdca2ece321868441edaf20563671863b5eeaecbd07c4334");
+  tcp::Hello hello{.group = identity.group, .from = 1, .to = 2, .channel = 1, .incarnation = 88, .relays = true};
+  tcp::RelayCode code = tlsOf()->relayCode(hello);
+  EXPECT_EQ(textOf(code), "d7b140d6189b7e1505d3abf85d72f8776da7d95bb178bdbde1d27cf60f6b9a2f");
+  EXPECT_TRUE(tlsOf()->isRelayCode(hello, code));
+  code[31] ^= std::byte{1};
+  EXPECT_FALSE(tlsOf()->isRelayCode(hello, code));
+  hello.to = 3;
+  EXPECT_FALSE(tlsOf()->isRelayCode(hello, tlsOf()->relayCode({})));
 }
 
 TEST_F(TcpSecure, ReadsNoMoreThanAClientHelloOfAStranger) {

@@ -68,7 +68,7 @@ TEST(TcpCancel, WhereverTheConnectionIsLost) {
 TEST(TcpCancel, AMessageThatWasOfferedAndIsWanted) {
   Two two(3);
   Channel &a = two.ends[0].channel, &b = two.ends[1].channel;
-  const Bytes large = message(kUnaskedBytes - 500'000, 1), offered = message(1'000'000, 2), half = message(500'000, 3),
+  const Bytes large = message(kUnaskedBytes - 501'000, 1), offered = message(1'000'000, 2), half = message(500'000, 3),
               small = message(100, 4);
   Bytes room(large.size()), room_offered(offered.size());
   b.receive(2, room);

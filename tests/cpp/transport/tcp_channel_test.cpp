@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -18,18 +19,20 @@
 namespace lowcomm::tcp {
 namespace {
 
-constexpr size_t kMessageBytes = 1 << 20;
+constexpr size_t kMessageBytes = (1 << 20) - kMessageCost;  // four go unasked
 
 // The two ends of a channel without a network: bytes of a stream are copied from one to the other.
 class Pair {
  public:
+  explicit Pair(uint64_t most_early = kUnaskedBytes) : a(1, most_early), b(0, most_early) {}
+
   // Until neither has more to say.
   void settle() {
     while (move(a, b, a_out_) + move(b, a, b_out_) > 0) {
     }
   }
 
-  Channel a{1}, b{0};
+  Channel a, b;
 
  private:
   static size_t move(Channel& from, Channel& to, uint64_t& out) {
@@ -71,8 +74,49 @@ TEST(TcpChannel, HoldsLittleThatHasNoReceive) {
     sends.push_back(pair.a.send(i, data));
   pair.settle();
   const auto lock = pair.b.lock();
-  EXPECT_GE(pair.b.in(), kUnaskedBytes);
+  EXPECT_GE(pair.b.in(), 4 * kMessageBytes);
   EXPECT_LE(pair.b.in(), kUnaskedBytes + 100 * kRecordHeaderBytes);
+}
+
+// Empty messages take memory too: so many are offered in place of being sent, and so many offers are an error.
+TEST(TcpChannel, CountsMessagesThatAreEmpty) {
+  constexpr size_t kMost = 1000;
+  Pair pair(kMost * kMessageCost);
+  std::vector<std::shared_ptr<Delivery>> sends;
+  for (uint32_t i = 0; i < 2 * kMost; ++i)
+    sends.push_back(pair.a.send(i % 3, {}));
+  EXPECT_THROW(pair.a.send(0, {}), ValueError);
+  pair.settle();
+  std::vector<std::shared_ptr<Delivery>> receives;
+  for (uint32_t i = 0; i < 2 * kMost; ++i)
+    receives.push_back(pair.b.receive(i % 3, {}));
+  pair.settle();
+  for (size_t i = 0; i < sends.size(); ++i) {
+    EXPECT_EQ(sends[i]->wait(1, kLong), 0u);
+    EXPECT_EQ(receives[i]->wait(0, kLong), 0u);
+  }
+  EXPECT_NO_THROW(pair.a.send(0, {}));
+}
+
+// A peer that does not count: 14 MB of headers would keep 125 MB.
+TEST(TcpChannel, RefusesMoreMessagesThanMayComeEarly) {
+  for (const Record::Kind kind : {Record::Kind::message, Record::Kind::offered}) {
+    for (const uint64_t most_early : {kUnaskedBytes, uint64_t{64} << 10}) {
+      Channel channel(1, most_early);
+      const auto lock = channel.lock();
+      uint64_t number = 0;
+      try {
+        for (; number < 600'000; ++number) {
+          write(Record{kind, static_cast<uint32_t>(number % 5), number, 0}, channel.room().first<kRecordHeaderBytes>());
+          channel.arrived(kRecordHeaderBytes);
+        }
+        ADD_FAILURE() << "expected an error";
+      } catch (const WireError& error) {
+        EXPECT_NE(std::string(error.what()).find("without receives: expected at most"), std::string::npos);
+      }
+      EXPECT_LE(number, 2 * most_early / kMessageCost);
+    }
+  }
 }
 
 // Whatever came before its receive or was only offered, in whichever order tags are asked for.
@@ -122,7 +166,7 @@ TEST(TcpChannel, AnOfferIsTakenByAReceiveThatWaits) {
 
 TEST(TcpChannel, EveryMessageFailsWithIt) {
   Pair pair;
-  const Bytes data = message(kUnaskedBytes, 1);
+  const Bytes data = message(kUnaskedBytes - kMessageCost, 1);
   Bytes room(data.size());
   std::vector<std::shared_ptr<Delivery>> deliveries{pair.a.send(0, data), pair.a.send(0, data),
                                                     pair.b.receive(5, room)};
@@ -168,7 +212,7 @@ TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
   refused({{offered, 1, 0, 101}}, true);
   refused({{message, 1, 0, 101}}, true);
   refused({{message, 1, 1, 10}});  // the first is number 0
-  refused({{message, 1, 0, kUnaskedBytes}, {message, 1, 1, 1}});
+  refused({{message, 1, 0, kUnaskedBytes - kMessageCost}, {message, 1, 1, 0}});
 }
 
 // A pipe that reads ahead gives the same bytes in fewer calls, and those that it has before it says that there are

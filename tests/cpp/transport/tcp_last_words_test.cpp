@@ -46,7 +46,7 @@ struct Relayed {
     for (uint32_t rank : {0, 1}) {
       auto [mine, relays] = connected();
       ranks[rank] = std::move(mine);
-      relay.admit(std::move(relays), Hello{.from = rank, .to = 1 - rank, .relays = true});
+      EXPECT_TRUE(relay.admit(std::move(relays), Hello{.from = rank, .to = 1 - rank, .relays = true}, "127.0.0.1"));
     }
     for (const Fd& rank : ranks)
       EXPECT_EQ(::recv(rank.get(), room.data(), kHelloBytes, MSG_WAITALL), ssize_t{kHelloBytes});

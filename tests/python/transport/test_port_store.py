@@ -2,12 +2,16 @@
 
 import os
 import secrets
+import signal
 from datetime import timedelta
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from reset_proxy import ResetProxy
+
+from torch_lowcomm import _C
 
 DEADLINE_S = 60.0
 SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
@@ -85,6 +89,89 @@ def _other_secret(r, port):
 
 def test_another_secret_does_not_reach_the_store():
     ranks.run_ranks(_other_secret, 2, ranks.free_port(), timeout=DEADLINE_S)
+
+
+def _long(r, port):
+    """Values, and answers that are longer; some are asked for before they are there."""
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    _meet(r, port, seconds=60)
+    store = dist.distributed_c10d._get_default_store()
+    names = ["a", "b", "c"]
+    if r.rank == 0:
+        store.set("waits", "1")
+        for name in names:
+            store.set(name, name * (8 << 20))
+            store.append(name, "." * (5 << 20))
+        for i in range(5):
+            store.set(f"key {i}", f"value of key {i}")
+    else:
+        store.get("waits")
+        assert all(len(value) >= 8 << 20 for value in store.multi_get(names))
+        store.wait(["key 4"])
+        assert [store.get(name) for name in names] == [name.encode() * (8 << 20) + b"." * (5 << 20) for name in names]
+    with pytest.raises(ValueError, match="expected a value of at most 8388608 bytes, got 8388609"):
+        store.set("long", "x" * ((8 << 20) + 1))
+    with pytest.raises(ValueError, match="expected a value of at most"):
+        store.multi_set(["short", "long"], ["x", "x" * (9 << 20)])
+    store.wait(["key 4"])
+    assert [store.get(f"key {i}").decode() for i in range(5)] == [f"value of key {i}" for i in range(5)]
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_long_values_and_longer_answers():
+    ranks.run_ranks(_long, 2, ranks.free_port(), timeout=DEADLINE_S)
+
+
+def _cut(r, port, secret):
+    """Rank 1 reaches rank 0 by a router that resets each connection."""
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    if secret:
+        os.environ["LOWCOMM_SECRET"] = secret
+    if r.rank == 0:
+        os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
+        store = _C.serve_store(timedelta(seconds=DEADLINE_S))
+        store.get("done")
+        return
+    direct = _C.dial_store(f"127.0.0.1:{port}", timedelta(seconds=30))  # the router needs rank 0 to be there
+    proxy = ResetProxy(port, every_s=0.1)
+    store = _C.dial_store(f"127.0.0.1:{proxy.port}", timedelta(seconds=30))
+    count = 0
+    while proxy.resets < 10:
+        count += 1
+        assert store.add("n", 1) == count
+        value = os.urandom(200_000)
+        store.set("v", value)
+        assert store.get("v") == value
+        assert store.clone().get("v") == value
+    direct.set("done", "1")  # rank 0 ends, of which nothing tells the router
+    proxy.close()
+
+
+@pytest.mark.parametrize("secret", ["", SECRET])
+def test_connections_that_are_reset_lose_no_request(secret):
+    if secret and not _C.tls_library():
+        pytest.skip("this build has no OpenSSL")
+    ranks.run_ranks(_cut, 2, ranks.free_port(), secret, timeout=DEADLINE_S)
+
+
+def _dies(r, port):
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    if r.rank == 0:
+        os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
+        store = _C.serve_store(timedelta(seconds=DEADLINE_S))
+        store.get("come")
+        os.kill(os.getpid(), signal.SIGKILL)
+    store = _C.dial_store(f"127.0.0.1:{port}", timedelta(seconds=30))
+    store.set("come", "1")
+    with pytest.raises(dist.DistNetworkError):
+        store.get("never")
+    with pytest.raises(dist.DistNetworkError):
+        store.add("never", 1)
+
+
+def test_a_store_whose_process_dies_is_an_error():
+    ranks.run_ranks(_dies, 2, ranks.free_port(), timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL})
 
 
 def _wrong(r, port):

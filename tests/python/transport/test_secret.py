@@ -256,7 +256,7 @@ def test_info_tells_of_none_and_of_one_that_is_none():
 
 
 def test_the_documented_key():
-    """As csrc/wire/FORMAT.md says it: TcpSecure.DerivesTheDocumentedKey has the same from the library."""
+    """As csrc/wire/FORMAT.md says it: TcpSecure.DerivesTheDocumentedKeyAndCode has the same from the library."""
     identity = b"\nlowtls1" + bytes(range(16)) + struct.pack("<IIIQQI", 1, 0, 2, 88, 77, 1)
     assert len(identity) == 56
     extracted = hmac.new(bytes(32), SECRET.encode(), hashlib.sha256).digest()

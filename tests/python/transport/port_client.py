@@ -1,0 +1,109 @@
+"""A client of a port without a secret, written from csrc/wire/FORMAT.md alone (TCP; A byte stream): it waits for nothing."""
+
+import random
+import socket
+import struct
+
+from format_reader.frame import crc32c
+
+STORE = b"lowcomm's store "
+UNKNOWN, CARRIES, RELAYS = 1, 2, 4
+MESSAGE, DELIVERED, OFFERED = 0, 1, 2
+DEADLINE_S = 30.0
+
+
+def hello(group, source, sink, channel=0, incarnation=0, received=0, flags=CARRIES):
+    """The 64 bytes."""
+    text = b"\nlowcom1" + struct.pack("<I16sIIIQQB3x", 1, group, source, sink, channel, incarnation, received, flags)
+    return text + struct.pack("<I", crc32c(text))
+
+
+def piece(body, received=0):
+    """A header and bytes of the stream."""
+    return struct.pack("<IIQ", len(body), 0, received) + body
+
+
+def record(kind, tag, number, size):
+    """A record's 24 bytes."""
+    return struct.pack("<IIQQ", kind, tag, number, size)
+
+
+def dial(port):
+    """A connection to 127.0.0.1:`port`, with a deadline."""
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+
+
+def received(connection, size):
+    """So many bytes; fewer where the connection ends."""
+    got = bytearray()
+    while len(got) < size:
+        try:
+            part = connection.recv(size - len(got))
+        except ConnectionError:
+            break
+        if not part:
+            break
+        got += part
+    return bytes(got)
+
+
+def flags_of(answer):
+    """Of a hello; None where none came."""
+    return answer[56] if len(answer) == 64 else None
+
+
+class Stream:
+    """A byte stream to the server behind a port."""
+
+    def __init__(self, port):
+        self.connection = dial(port)
+        self.connection.sendall(hello(STORE, random.randrange(1, 2**31), 0, incarnation=random.getrandbits(64)))
+        self.flags = flags_of(received(self.connection, 64))
+        self._sent = self._come = 0
+        self._in, self._bytes = bytearray(), bytearray()
+
+    def say(self, body):
+        """Bytes of the channel, in a piece."""
+        self.connection.sendall(piece(body, self._come))
+
+    def send(self, data):
+        """Bytes of the stream, however many are under way."""
+        for at in range(0, len(data), 65536):
+            part = data[at : at + 65536]
+            self.say(record(MESSAGE, 0, self._sent, len(part)) + part)
+            self._sent += 1
+
+    def receive(self, size):
+        """So many bytes of the stream; fewer where it ends. Says of each message that it was delivered."""
+        while len(self._bytes) < size and self._piece():
+            while len(self._in) >= 24:
+                kind, _, number, length = struct.unpack_from("<IIQQ", self._in)
+                body = length if kind == MESSAGE else 0
+                if len(self._in) < 24 + body:
+                    break
+                self._bytes += self._in[24 : 24 + body]
+                del self._in[: 24 + body]
+                if kind == MESSAGE:
+                    self.say(record(DELIVERED, 0, number, 0))
+        got = bytes(self._bytes[:size])
+        del self._bytes[:size]
+        return got
+
+    def _piece(self):
+        header = received(self.connection, 16)
+        if len(header) < 16:
+            return False
+        size, flags, _ = struct.unpack("<IIQ", header)
+        body = received(self.connection, size)
+        self._come += len(body)
+        self._in += body
+        return len(body) == size and not flags & 1
+
+    def ends(self):
+        """Waits for the end of the stream or of its connection; a TimeoutError where neither comes."""
+        while self._piece():
+            pass
+        return True
+
+    def close(self):
+        self.connection.close()
