@@ -161,10 +161,10 @@ test-sanitized: gtest
 	build-thread/core_tests --gtest_brief=1
 .PHONY: test-sanitized
 
-# Makes up frames, payloads, texts and headers of slot files under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
+# Makes up frames, payloads, texts, headers of slot files and clients of a port under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
 # (Debian: clang libclang-rt-14-dev). What crashes is written to build-fuzz/; add it to tests/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS := frame decode text slot_file tcp strangers
+FUZZ_TARGETS := frame decode text slot_file tcp strangers endpoint
 FUZZ_CXX ?= $(firstword $(foreach c,clang++ clang++-19 clang++-16 clang++-14,$(if $(shell command -v $(c)),$(c))) clang++)
 fuzz:
 	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS_RELEASE="-O1 -g" -DLOWCOMM_FUZZ=ON \

@@ -1,6 +1,6 @@
 # ---- Fuzz targets: under libFuzzer with clang (`make fuzz`), else over their corpus, as a test ----
 option(LOWCOMM_FUZZ "fuzz targets with libFuzzer (needs clang)" OFF)
-set(fuzz_targets frame decode text slot_file tcp strangers)
+set(fuzz_targets frame decode text slot_file tcp strangers endpoint)
 if(LOWCOMM_FUZZ)
   foreach(target ${fuzz_targets})
     add_executable(fuzz_${target} tests/fuzz/${target}.cpp)

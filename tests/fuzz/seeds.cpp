@@ -168,6 +168,15 @@ int main(int argc, char** argv) {
   const tcp::Identity named{.from = 1, .channel = 2, .incarnation = 88, .peer_incarnation = 77};
   tcp::write(named, bytesIn(identity, 0, identity.size()).first<tcp::kIdentityBytes>());
   write(corpus / "strangers", "identity", identity);
+  // Acts of endpoint.cpp: a stream that pipelines messages, is answered, and hangs up; one that claims sizes; two that
+  // are relayed; hellos that are hung up on.
+  using namespace std::string_literals;
+  const std::string code(32, 0);
+  write(corpus / "endpoint", "stream",
+        "\2\3\1\3\0\0\x1d\4\0\0\0\5\5\5hello\3\0\0\x18\4\0\1\0\0\6\3\0\0\x18\4\1\0\0\0\0\7"s);
+  write(corpus / "endpoint", "claims", "\2\3\2\3\4\0\x0f\xff\xff\4\x08\0\0\0\0\0\3\xff\xff\xff\4\2\1\1\0\4\4\1\0\1"s);
+  write(corpus / "endpoint", "relayed", "\2\x44\0\5\x20"s + code + "\x0a\4\1\x0d\x20"s + code + "\5\3abc\x0d\2de\0"s);
+  write(corpus / "endpoint", "hang_up", "\2\3\3\0\2\3\4\0\2\3\5\1\2\1\6\0"s);
   // A ClientHello is another one each time: the first is kept.
   if (!tcp::tlsLibrary().empty() && !std::filesystem::exists(corpus / "strangers" / "client_hello"))
     write(corpus / "strangers", "client_hello", clientHello(named));
