@@ -45,8 +45,8 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) 
     left = _left_out(model, {id(parameter) for _, parameter in found})
     if left:
         logger.warning(
-            "DiLoCoX: expected an optimizer of all parameters of the model that require gradients, got one without %s%s: they are "
-            "neither trained nor averaged, and may differ between ranks. requires_grad_(False) says that it is so meant",
+            "DiLoCoX: expected an optimizer of all parameters of the model that require gradients, got one without %s%s: they "
+            "are neither trained nor averaged, and may differ between ranks. requires_grad_(False) says that it is so meant",
             ", ".join(left[:3]),
             f" and {len(left) - 3} others" if len(left) > 3 else "",
         )
