@@ -1,8 +1,11 @@
 #include "backend/store.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <fcntl.h>
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "tensor/errors.h"
@@ -41,6 +44,7 @@ c10::intrusive_ptr<PortStore> PortStore::serve(milliseconds timeout, size_t rank
     c10d::TCPStoreOptions options = optionsFor(port, timeout);
     options.isServer = true;
     options.masterListenFd = ::fcntl(listener.get(), F_DUPFD_CLOEXEC, 0);  // torch closes it
+    TORCH_CHECK_VALUE(*options.masterListenFd >= 0, "lowcomm: store: expected a descriptor, got: ", strerror(errno));
     return c10::make_intrusive<PortStore>(options, std::move(exit), nullptr, nullptr);
   });
 }
@@ -70,7 +74,8 @@ void PortStore::reachServer() {
   if (!entry_) return;
   try {
     TCPStore::getNumKeys();
-  } catch (const c10::DistNetworkError&) {
+  } catch (const c10::DistNetworkError& error) {
+    LOG(WARNING) << "lowcomm: store: a change was sent, and no answer says that it has come: " << error.msg();
   }
 }
 

@@ -40,8 +40,8 @@ std::string nameOf(int (*ask)(int, sockaddr*, socklen_t*), int fd) {
 bool isOurs(int fd) {
   const std::string theirs = nameOf(::getpeername, fd), mine = nameOf(::getsockname, fd);
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    const std::string name = entry.path().filename();
+  for (std::filesystem::directory_iterator at("/proc/self/fd", error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename();
     int other = -1;
     std::from_chars(name.data(), name.data() + name.size(), other);
     if (!theirs.empty() && nameOf(::getsockname, other) == theirs && nameOf(::getpeername, other) == mine) return true;

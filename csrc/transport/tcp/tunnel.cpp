@@ -91,10 +91,9 @@ bool TunnelExit::makeRoom(const std::string& host) {
 
 TunnelEntry::TunnelEntry(std::shared_ptr<Endpoint> endpoint, std::string address, milliseconds timeout)
     : endpoint_(std::move(endpoint)), address_(std::move(address)), forwarder_(endpoint_, "the store at " + address_) {
-  auto link = dial(timeout);
   auto [listener, port] = listenOnLoopback();
   port_ = port;
-  forwarder_.add(std::move(listener), std::move(link), /*listens=*/true);
+  forwarder_.add(std::move(listener), dial(timeout), /*listens=*/true);
 }
 
 // Returns a link that is connected.

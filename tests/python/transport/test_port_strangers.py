@@ -5,6 +5,7 @@ import hmac
 import os
 import resource
 import struct
+import time
 from datetime import timedelta
 
 import port_client
@@ -37,9 +38,10 @@ def _port_of(r, port, attack, secret=None):
         store = _C.serve_store(timedelta(seconds=DEADLINE_S))
         store.set("hello", "world")
         store.get("begins")
-        before = _peak_mib()
+        before, descriptors = _peak_mib(), len(os.listdir("/proc/self/fd"))
         store.get("done")
-        assert len(os.listdir("/proc/self/fd")) < 256
+        while len(os.listdir("/proc/self/fd")) > descriptors + 128:  # the test's deadline ends this
+            time.sleep(0.05)
         return _peak_mib() - before
     store = _C.dial_store(f"127.0.0.1:{port}", timedelta(seconds=60))
     store.set("begins", "1")
