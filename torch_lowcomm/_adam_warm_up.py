@@ -41,6 +41,10 @@ class WarmUp:
                 f"stays, got {self._steps} with β2 = {beta2}, in which {count:.1f} count: a fifth of all steps is a good choice"
             )
 
+    def resumed(self, steps: int) -> None:
+        """Goes on behind so many steps."""
+        self._done, self._next = steps, 0
+
     def stepped(
         self,
         groups: Iterable[Mapping[str, Any]],

@@ -5,8 +5,7 @@ torchrun starts its workers again with the store that the dead ones had: its ren
 the dead stand in it, and a group that reads them connects to nobody.
 
 Other launchers (srun, mpirun, mp.spawn) give MASTER_ADDR and MASTER_PORT, where rank 0 serves the store. A rank that destroys its
-group and makes the next one before rank 0 does meets the store of the group before. So rank 0 keeps it, and serves the next one
-with it: TCPStores of one port are one server in a process.
+group and makes the next one before rank 0 does meets the store of the group before, which ends with that group: an error says so.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import os
 import time
 from datetime import timedelta
 
-from torch.distributed import DistBackendError, PrefixStore, Store, TCPStore, is_torchelastic_launched
+from torch.distributed import DistBackendError, DistNetworkError, PrefixStore, Store, TCPStore, is_torchelastic_launched
 
 _PAUSE_S = 0.005
-_kept: dict[int, Store] = {}  # by port
 
 
 def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
@@ -38,13 +36,22 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
             take both.
 
     Raises:
-        DistBackendError: A rank did not show up.
+        DistBackendError: A rank did not show up, or the store was lost.
     """
     served = _served(store)
     if size == 1 or (served is None and not is_torchelastic_launched()):
         return store
-    if rank == 0 and served is not None and not is_torchelastic_launched():
-        _kept.setdefault(served.port, served)
+    try:
+        return _fresh(store, rank, size, timeout)
+    except DistNetworkError as error:
+        raise DistBackendError(
+            f"lowcomm: expected the store to serve while the group is made, lost it on rank {rank} of {size}: {error}. If these "
+            "processes made a group by the same MASTER_ADDR and MASTER_PORT before, this rank met its store, which ended with "
+            "rank 0's part of that group: give every group a MASTER_PORT of its own, or start the ranks by torchrun"
+        ) from error
+
+
+def _fresh(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     keys = [f"seen/{peer}" for peer in range(size)]
     seen = [""] * size
     seen[rank] = os.urandom(8).hex()

@@ -84,7 +84,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        backend = backend_of(group)
+        self._backend = backend = backend_of(group)
         self._trained: list[torch.Tensor] = []
         self._ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
         self._warm_up = WarmUp(warmup_steps)
@@ -151,7 +151,11 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         if not self._began:
-            self._expect_no_ddp()
+            try:
+                self._expect_no_ddp()
+            except ValueError as mistake:  # the other ranks hear of it in this step
+                self._backend.agree_on_texts("QuantizedAdam", [], error=f"ValueError: {mistake}")
+                raise
             self._began = True
         expect_usable(
             "QuantizedAdam", self.param_groups, self._trained, lambda p: f"a tensor of shape {tuple(p.shape)}"
@@ -212,6 +216,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             self._core.load(
                 [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
             )
+            self._warm_up.resumed(max((int(state.get("step", 0)) for state in states), default=0))
         except Exception:
             super().load_state_dict({"state": {}, "param_groups": before})
             raise

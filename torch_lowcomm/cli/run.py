@@ -37,9 +37,14 @@ def _show_log() -> None:
 
 
 def _is_module(name: str) -> bool:
+    """Whether there is a module of this name; errors of the packages that it is in are raised."""
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return False
+    except ValueError:
         return False
 
 
@@ -50,12 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
         0; 2 if there is no such script or module.
     """
     script = Path(arguments.script)
-    if arguments.module:
-        sys.path[0] = str(Path.cwd())
-        if not _is_module(arguments.script):
-            print(f"torch_lowcomm run: expected a module's name, found none by {arguments.script!r}", file=sys.stderr)
-            return 2
-    elif not script.is_file():
+    if not arguments.module and not script.is_file():
         print(
             f"torch_lowcomm run: expected a Python script, found none at {script} (-m takes a module)", file=sys.stderr
         )
@@ -67,6 +67,10 @@ def main(arguments: argparse.Namespace) -> int:
     as_gloo.install()
     sys.argv = [arguments.script, *arguments.arguments]
     if arguments.module:
+        sys.path[0] = str(Path.cwd())
+        if not _is_module(arguments.script):  # which imports the packages that it is in
+            print(f"torch_lowcomm run: expected a module's name, found none by {arguments.script!r}", file=sys.stderr)
+            return 2
         runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
         return 0
     sys.path[0] = str(script.resolve().parent)

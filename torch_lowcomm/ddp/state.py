@@ -51,7 +51,8 @@ class State:
     first step. Each model needs a separate State.
 
     `torch.save`, pickle and deepcopy of a DDP model copy its State too: with the steps, the factors and this rank's residuals,
-    for the default group of the process that loads it. Residuals of other ranks do not follow: another rank's begin at 0.
+    for the default group of the process that loads it. Residuals of other ranks do not follow: another rank's begin at 0. All
+    ranks load a copy, or none does: they compare at the first step.
 
     Args:
         process_group: The group of the DDP model, of backend lowcomm; None for the default group.
@@ -98,14 +99,12 @@ class State:
                 codec, projection_codec, rank, error_feedback, residual_dtype, warm_up_steps
             )
             self._named, self._fixed = _named(model, exact), model is not None
-            if backend is not None:
-                parameters = self._parameters_on(backend)
         except Exception as error:
             if backend is not None:
                 backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
             raise
         if backend is not None:
-            self._connect(backend, parameters)
+            self._connect(backend, lambda: self._parameters_on(backend))
 
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
@@ -117,7 +116,7 @@ class State:
         self._said = False
 
     def _parameters_on(self, backend: _C.LowcommBackend) -> Parameters:
-        return Parameters(
+        parameters = Parameters(
             backend,
             rank=self._options.rank or None,
             feedback=self._options.error_feedback,
@@ -125,12 +124,21 @@ class State:
             named=self._named,
             fixed=self._fixed,
         )
+        if self._copied is not None:
+            parameters.load_own(self._copied)
+        return parameters
 
-    def _connect(self, backend: _C.LowcommBackend, parameters: Parameters) -> None:
-        self._connected = backend, parameters
+    def _connect(self, backend: _C.LowcommBackend, make: Callable[[], Parameters]) -> None:
+        """Compares this rank's options with the others', and has a group where all are the same."""
+        try:
+            parameters = make()
+        except Exception as error:
+            backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
+            raise
         texts = {name: str(value) for name, value in dataclasses.asdict(self._options).items()}
         texts |= {"grad_scaler": str(self._scaler is not None), "coded parameters": parameters.coded()}
         backend.agree_on_texts("ddp.State", [*texts.items(), ("steps", str(self._steps))])
+        self._connected, self._copied = (backend, parameters), None
         if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
             logger.info(
                 "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
@@ -148,11 +156,7 @@ class State:
         """
         if self._connected is None:
             backend = backend_of(self._group)
-            parameters = self._parameters_on(backend)
-            if self._copied is not None:
-                parameters.load_own(self._copied)
-                self._copied = None
-            self._connect(backend, parameters)
+            self._connect(backend, lambda: self._parameters_on(backend))
         assert self._connected is not None
         return self._connected
 

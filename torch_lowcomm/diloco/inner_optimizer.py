@@ -89,6 +89,13 @@ class StateOf(MutableMapping):
     def __bool__(self) -> bool:
         return True
 
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._optimizer.state  # Mapping's asks for the item, which a defaultdict would make
+
+    def get(self, parameter: torch.Tensor, default: Any = None) -> Any:
+        """The parameter's state where there is one."""
+        return self._optimizer.state.get(parameter, default)
+
     def __getitem__(self, parameter: torch.Tensor) -> Any:
         return self._optimizer.state[parameter]
 

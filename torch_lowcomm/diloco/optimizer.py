@@ -102,6 +102,7 @@ class DiLoCoX(OptimizerAround):
         if replicas is not None:
             same |= set(dist.get_process_group_ranks(replicas))
         if isinstance(model, DistributedDataParallel):
+            same |= set(dist.get_process_group_ranks(model.process_group))
             model = model.module
         self._model = model
         self._forget_gathered()

@@ -46,16 +46,17 @@ class LossWatch:
         loss = sum(finite) / len(finite) if finite else math.nan
         if self._first is None and loss > 0:
             self._first = loss
-        if self._first is not None and not self._warned and not loss <= _TIMES * self._first:
+        outgrown = self._first is not None and loss > _TIMES * self._first
+        if not self._warned and (outgrown or math.isnan(loss)):
             self._warn(loss, rate)
         return loss
 
     def _warn(self, loss: float, rate: float) -> None:
         self._warned = True
         logger.warning(
-            "SeedReplay: the loss was %g in the first iteration and is %g: expected a learning rate at which it falls, got %g; "
+            "SeedReplay: the loss was %s in the first iteration and is %g: expected a learning rate at which it falls, got %g; "
             "lr=None takes %.2g here, 0.3 / √(trained parameters)",
-            self._first,
+            "not above 0" if self._first is None else f"{self._first:g}",
             loss,
             rate,
             self._default,

@@ -33,7 +33,9 @@ class RawReads(TorchFunctionMode):
         """Calls the function as it is."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if next(_tensors(result), None) is not None or getattr(func, "__name__", "") in _READ_VALUES:
+        name = getattr(func, "__name__", "")
+        is_like = name.startswith("new_") or name.endswith("_like")  # of a shape, type and place, without its values
+        if name in _READ_VALUES or (next(_tensors(result), None) is not None and not is_like):
             taken = (self._numbers.get(id(tensor)) for tensor in _tensors((args, kwargs)))
             self.found.update(number for number in taken if number is not None)
         return result

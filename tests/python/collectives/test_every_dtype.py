@@ -1,4 +1,4 @@
-"""Every op with tensors of every dtype ends within the deadline, with a result or an error, and alike on all ranks.
+"""Every op with tensors of every dtype ends within the deadline, by a result or an error, alike where all ranks do the same.
 
 Over gloo, over lowcomm's own connections, and where a policy names all ops: a dtype that the inner backend refuses must not
 leave a rank that waits for ever.

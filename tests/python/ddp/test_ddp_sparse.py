@@ -41,7 +41,7 @@ def test_sparse_gradients_are_averaged_exactly(pair):
     pair(_averages)
 
 
-def _log(r, caplog=None):
+def _log(r):
     r.init()
     lines = []
 

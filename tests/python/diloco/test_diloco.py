@@ -225,6 +225,7 @@ def _further_attributes(r):
     assert not hasattr(plain, "train") and not hasattr(plain, "eval")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = optimizer.nothing
+    assert model.up.weight not in optimizer.state and optimizer.state.get(model.up.weight, 3) == 3
     assert optimizer.state and not inner.state and list(optimizer.state) == []
 
 

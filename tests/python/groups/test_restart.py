@@ -7,13 +7,14 @@ import threading
 import time
 import types
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import ranks
-import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
+from torch_lowcomm import _create
 from torch_lowcomm._create import create_backend
 
 WORKER = """
@@ -117,25 +118,37 @@ def test_a_store_that_no_server_keeps_is_as_it_was(monkeypatch):
     assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store
 
 
-def _groups_in_turn(rank, port, transport):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    for turn in range(3):
-        dist.init_process_group("lowcomm", timeout=timedelta(seconds=60), pg_options=lc.Options(transport=transport))
-        x = torch.ones(4) * (rank + 1)
-        for group in (None, dist.new_group([0, 1])):
-            dist.all_reduce(x, group=group)
-        assert x.tolist() == [6] * 4
-        if rank == turn % 2:  # the other one makes its next group before this one ends
-            time.sleep(1)
-        dist.destroy_process_group()
+def _groups_in_turn(r, port):
+    """Rank 1 makes its next group while rank 0 still serves the store of the first one."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(r.rank), "WORLD_SIZE": "2"}
+    stores, original = [], _create.fresh_store
+    _create.fresh_store = lambda store, *args: stores.append(store) or original(store, *args)
+    dist.init_process_group("lowcomm", timeout=timedelta(seconds=60))
+    dist.barrier()
+    if r.rank == 0:
+        (store,) = stores
+        first = store.get("seen/1")
+        Path(r.path("go")).touch()
+        while store.get("seen/1") == first:  # rank 1 is in the store again
+            time.sleep(0.01)
+        del store
+    while not Path(r.path("go")).exists():
+        time.sleep(0.01)
+    stores.clear()
+    dist.destroy_process_group()
+    if r.rank == 0:
+        return ""
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group("lowcomm", timeout=timedelta(seconds=60))
+    return str(caught.value)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "tcp"])
-def test_groups_in_turn_at_one_port_without_torchrun(transport, monkeypatch):
+def test_a_store_that_ends_as_a_group_is_made_is_told(monkeypatch):
     """As srun, mpirun and mp.spawn start ranks: a fast rank meets the store of the group before."""
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delitem(os.environ, name, raising=False)
-    torch.multiprocessing.spawn(_groups_in_turn, (ranks.free_port(), transport), nprocs=2)
+    _, said = ranks.run_ranks(_groups_in_turn, 2, ranks.free_port())
+    assert "expected the store to serve" in said and "give every group a MASTER_PORT of its own" in said
 
 
 def test_the_deadline_is_that_of_the_options(store, monkeypatch):
