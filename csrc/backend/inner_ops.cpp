@@ -150,7 +150,7 @@ void InnerOps::runOnWorker(const Op& op, const Call& call, OpContext& context) {
       try {
         waiting = !served->wait(kGlance);
       } catch (...) {
-        // A time-out takes its time. What comes sooner is an error, also of a work that never says that it has ended.
+        // wait() throws for a time-out and for an error. An exception before kGlance is over is an error.
         const bool timed_out = std::chrono::steady_clock::now() - begin >= kGlance;
         if (served->isCompleted()) {
           served->wait(kNoTimeout);  // its own error, if it has one

@@ -34,7 +34,7 @@ class PortStore final : public c10d::TCPStore {
   PortStore(const c10d::TCPStoreOptions& options, std::unique_ptr<tcp::TunnelExit> exit,
             std::unique_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server);
 
-  // With a connection of its own, so that a wait for a key keeps nobody else waiting.
+  // The clone has its own connection, so a wait for a key does not block other requests.
   c10::intrusive_ptr<c10d::Store> clone() override;
 
   // Each throws ValueError for a value of more than kMostBytes.

@@ -1,7 +1,7 @@
-// The server side of a port: a tunnel's exit, a relay, and those who have yet to say who they are, by clients that the
-// input makes up. It is a sequence of acts, a byte each and what they take: clients connect, say hellos, pieces and
-// records with any fields, without waiting for an answer, say any bytes, and hang up; the server behind the tunnel
-// answers, or hangs up. Afterwards the port still answers somebody new.
+// The server side of a port: a tunnel's exit, a relay, and connections without a valid hello. The input is a sequence
+// of acts, a byte each and its arguments: clients connect, send hellos, pieces and records with any fields without
+// waiting for an answer, send any bytes, and close; the server behind the tunnel answers or closes. Afterwards the port
+// must still answer a new client.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -96,7 +96,7 @@ void sayRecord(const Fd& fd, Input& input) {
   say(fd, bytes);
 }
 
-// Somebody new asks for a group that is not here, and is told so.
+// A new client requests a group that this process has not; the endpoint must answer that it is unknown.
 void requireAlive(const Port& port) {
   const Fd fd = port.dial();
   std::array<std::byte, tcp::kHelloBytes> bytes;

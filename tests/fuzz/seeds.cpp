@@ -168,8 +168,8 @@ int main(int argc, char** argv) {
   const tcp::Identity named{.from = 1, .channel = 2, .incarnation = 88, .peer_incarnation = 77};
   tcp::write(named, bytesIn(identity, 0, identity.size()).first<tcp::kIdentityBytes>());
   write(corpus / "strangers", "identity", identity);
-  // Acts of endpoint.cpp: a stream that pipelines messages, is answered, and hangs up; one that claims sizes; two that
-  // are relayed; hellos that are hung up on.
+  // Acts of endpoint.cpp: a stream that pipelines messages, is answered and closes; one that claims sizes; two that are
+  // relayed; hellos whose connections close at once.
   using namespace std::string_literals;
   const std::string code(32, 0);
   write(corpus / "endpoint", "stream",

@@ -16,7 +16,7 @@ constexpr size_t kMostClosedTags = 1 << 20;  // by a peer, that this rank has ye
 
 }  // namespace
 
-// Of messages that this rank sends and has not given up, in order.
+// Returns the numbers of the tag's messages that this rank sends and has not given up, ascending.
 std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
   std::vector<uint64_t> numbers;
   for (const auto& [number, message] : undelivered_) {
@@ -26,7 +26,7 @@ std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
   return numbers;
 }
 
-// Of messages that this rank sends.
+// `numbers`: of messages that this rank sends.
 void Channel::giveUp(const std::vector<uint64_t>& numbers) {
   if (numbers.empty()) return;
   for (const uint64_t number : numbers) {
@@ -45,7 +45,7 @@ void Channel::giveUp(Incoming& message, const char* why) {
   if (message.delivery) message.delivery->fail(Kind::cancelled, why);
 }
 
-// As the stream has it, behind all else of the message.
+// The peer has given the message up; this record follows all others of the message.
 void Channel::givenUp(uint64_t number) {
   if (number >= come_) {
     throw WireError("message given up: expected a number below " + std::to_string(come_) + ", got " +

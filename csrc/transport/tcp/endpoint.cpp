@@ -244,7 +244,7 @@ void Endpoint::turn() {
   }
 }
 
-// Nothing that this thread waits for can be waited for: who waits for it hears so.
+// poll() failed for all descriptors: every link fails with `why`.
 void Endpoint::failAll(const std::string& why) {
   {
     std::lock_guard lock(mutex_);

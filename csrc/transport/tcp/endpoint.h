@@ -79,7 +79,7 @@ class Endpoint {
 
   void add(const std::shared_ptr<Link>& link);
 
-  // A group whose peers are not known before they come: `admit` makes the link of one that says its first Hello of it,
+  // Serves a group whose peers are not known in advance: `admit` makes the link for a peer's first Hello of the group,
   // from the network `host` (empty: it has the secret), or null where there is no room. It is called on the endpoint's
   // thread, with the links' lock. ValueError where the group is served already. After serveNoMore() it is not called.
   using Admit = std::function<std::shared_ptr<Link>(const Hello&, const std::string& host)>;

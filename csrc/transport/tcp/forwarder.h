@@ -22,8 +22,8 @@ namespace lowcomm::tcp {
 // A process holds at most kMessages of kMessageBytes of each direction of a stream: no more is read from a socket
 // before the other process has written what was read before.
 //
-// A stream ends, with its socket and its channel: when the socket's other end has closed it, once all that it said has
-// been delivered; when the channel has ended, once all that came is written; when the channel has had no connection for
+// A stream closes its socket and its channel: when the peer of the socket has closed it and all its bytes are
+// delivered; when the channel has ended and all received bytes are written; when the channel has had no connection for
 // kWithoutConnection. One thread for all streams. Thread-safe.
 class Forwarder {
  public:
@@ -31,15 +31,15 @@ class Forwarder {
   static constexpr uint64_t kMostEarly = kMessages * (kMessageBytes + kMessageCost);  // of its channels (Route)
   static constexpr std::chrono::seconds kWithoutConnection{60};
 
-  // `what`: a line of the log says why one of its channels has failed; empty: none does.
+  // `what`: begins the line that is logged when a channel fails; empty: nothing is logged.
   Forwarder(std::shared_ptr<Endpoint> endpoint, std::string what);
 
   // All streams end at once.
   ~Forwarder();
 
   // A stream between a socket, which does not block, and a link, which the endpoint has or is about to have. A socket
-  // that listens stands for the first connection to it from this process; other processes', which see its port too, are
-  // hung up on. May be called with the links' lock.
+  // that listens stands for the first connection to it from this process; connections of other processes, which see the
+  // port too, are closed. May be called with the links' lock.
   void add(Fd socket, std::shared_ptr<Link> link, bool listens = false);
 
  private:

@@ -41,7 +41,7 @@ struct Route {
 inline constexpr const char* kOtherSecret =
     "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there";
 
-// Of a channel that the peer has ended by itself.
+// Why a channel has failed: the peer closed it.
 inline constexpr const char* kChannelClosed = "the peer has closed the channel";
 
 // Whether a Hello went whole into a connection that was just made.

@@ -24,8 +24,8 @@ namespace lowcomm::tcp {
 // port can make some, so all that they get is bounded: kHalfOpen connections at a time, kOfAHost to an address that has
 // not shown that it has the secret, kWithin for a Hello, kHeardATurn of them a turn of the endpoint's loop, and the
 // memory that is said in SecurePipe. Where there are too many the oldest gives way: a member says who it is at once.
-// What a Hello says is no proof: the endpoint admits whom it names only as a member of a group whose number nobody
-// guesses, as one of a bounded number of clients (TunnelExit), or to a relay by its code (Relay).
+// A Hello proves nothing by itself. The endpoint admits its sender as a member of a group whose id cannot be guessed,
+// as one of a bounded number of clients (TunnelExit), or to a relay by its code (Relay).
 //
 // Used by the endpoint's thread.
 class Strangers {

@@ -26,7 +26,7 @@ GroupId tunnelGroup();
 //
 // A stream from a client that has not shown the secret takes one of kStreams + 8 · ranks places, and an address has
 // kOfAHost + 4 · ranks of them. `ranks`: how many the job has; each may have several streams. Where there is no room,
-// the oldest that has no connection gives way; else the new one is refused.
+// the oldest stream without a connection is closed; if all have one, the new stream is refused.
 class TunnelExit {
  public:
   static constexpr size_t kStreams = Strangers::kHalfOpen, kOfAHost = Strangers::kOfAHost;
@@ -51,8 +51,8 @@ class TunnelExit {
   Forwarder forwarder_;
 };
 
-// A client's process: one connection that the process makes to 127.0.0.1:port() leads to the server. Other processes of
-// the machine, which see the port too, are hung up on.
+// A client's process: one connection that the process makes to 127.0.0.1:port() leads to the server. Connections
+// of other processes of the machine, which see the port too, are closed.
 class TunnelEntry {
  public:
   // `address`: "host:port" of the endpoint that has the exit, which is dialled until it answers, as its process may

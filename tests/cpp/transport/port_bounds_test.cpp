@@ -1,5 +1,5 @@
-// What a port gives those who say that they are somebody: clients of a tunnel, ranks that want a relay, peers of a
-// channel; and that a process which cannot wait for its descriptors says so.
+// The bounds of a port on what it gives to clients of a tunnel, ranks that request a relay and peers of a channel; the
+// error where poll() fails.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -89,7 +89,7 @@ TEST(PortBounds, ThoseWhoHangUpKeepNobodyOut) {
     const Fd fd = dial(*port.endpoint);
     say(fd, helloTo(tunnelGroup(), from));
   }
-  // The last ones may not have been heard to hang up yet.
+  // The endpoint may not have read the last clients' closes yet.
   const auto until = Clock::now() + kLong;
   bool is_admitted = false;
   for (uint32_t from = 5000; !is_admitted && Clock::now() < until; ++from)
@@ -146,7 +146,7 @@ Hello request(const GroupId& group, uint32_t from, uint32_t to, uint64_t incarna
   return hello;
 }
 
-// Whether two connections are joined that ask for each other; both are answered or hung up on.
+// Whether two connections that request each other are joined. Each is answered or closed.
 bool joins(const Endpoint& relay, const Hello& a, const Hello& b, const std::optional<RelayCode>& code_a = {},
            const std::optional<RelayCode>& code_b = {}) {
   const Asking one(relay, a, code_a), two(relay, b, code_b);
