@@ -104,7 +104,7 @@ class State:
                 backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
             raise
         if backend is not None:
-            self._connect(backend, lambda: self._parameters_on(backend))
+            self._connect(backend)
 
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
@@ -128,10 +128,10 @@ class State:
             parameters.load_own(self._copied)
         return parameters
 
-    def _connect(self, backend: _C.LowcommBackend, make: Callable[[], Parameters]) -> None:
-        """Compares this rank's options with the others', and has a group where all are the same."""
+    def _connect(self, backend: _C.LowcommBackend) -> None:
+        """Compares this rank's options with the others'. Collective; the State has a group where all are the same."""
         try:
-            parameters = make()
+            parameters = self._parameters_on(backend)
         except Exception as error:
             backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
             raise
@@ -155,8 +155,7 @@ class State:
             DistBackendError: Ranks have different options.
         """
         if self._connected is None:
-            backend = backend_of(self._group)
-            self._connect(backend, lambda: self._parameters_on(backend))
+            self._connect(backend_of(self._group))
         assert self._connected is not None
         return self._connected
 

@@ -1,8 +1,7 @@
 """lc.ddp.hook and sparse gradients: averaged exactly, as DDP without a hook does, and said in the log."""
 
-import logging
-
 import torch
+from kept_log import kept_log
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,16 +42,8 @@ def test_sparse_gradients_are_averaged_exactly(pair):
 
 def _log(r):
     r.init()
-    lines = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-    logger = logging.getLogger("torch_lowcomm")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(Keeps())
-    _gradients(r, True)
+    with kept_log() as lines:
+        _gradients(r, True)
     return lines
 
 

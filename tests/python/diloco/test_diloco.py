@@ -1,11 +1,10 @@
 """lc.DiLoCoX where the optimizer was: schedulers, clipping, closures, evaluation, buffers, what an outer step says."""
 
-import logging
-
 import ddp_model
 import pytest
 import torch
 import torch.distributed as dist
+from kept_log import kept_log
 from torch import nn
 
 import torch_lowcomm as lc
@@ -235,18 +234,12 @@ def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(pair):
 
 def _left_out(r):
     r.init()
-    lines = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-    logging.getLogger("torch_lowcomm").addHandler(Keeps())
     model = ddp_model.Net()
-    for frozen in (False, True):
-        model.down.requires_grad_(not frozen)
-        optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if not n.startswith("down")], lr=0.1)
-        lc.DiLoCoX(optimizer, EVERY, model=model)
+    with kept_log() as lines:
+        for frozen in (False, True):
+            model.down.requires_grad_(not frozen)
+            optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if not n.startswith("down")], lr=0.1)
+            lc.DiLoCoX(optimizer, EVERY, model=model)
     return [line for line in lines if "neither trained nor averaged" in line]
 
 

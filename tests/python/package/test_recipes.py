@@ -113,6 +113,25 @@ trainer.fit(Module(), torch.utils.data.DataLoader(data, 16))
 say(net)
 """
 
+# The State is made before Lightning makes the group; there is no policy, so that what is coded is the hook's.
+_LIGHTNING_HOOK = _LIGHTNING.replace(
+    "import pytorch_lightning as pl\n",
+    """import os
+import pytorch_lightning as pl
+import torch_lowcomm as lc
+del os.environ["LOWCOMM_POLICY"]
+state = lc.ddp.State(codec="sym8:bucket=128")
+""",
+    1,
+).replace(
+    "    def configure_optimizers",
+    """    def on_train_start(self):
+        self.trainer.strategy.model.register_comm_hook(state, lc.ddp.hook)
+
+    def configure_optimizers""",
+    1,
+)
+
 
 def _recipe(tmp_path, body, *, run=()):
     script = tmp_path / "train.py"
@@ -134,8 +153,13 @@ def test_a_stock_ddp_script(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "body"),
-    [("accelerate", _ACCELERATE), ("transformers", _TRAINER), ("pytorch_lightning", _LIGHTNING)],
-    ids=["Accelerate", "Hugging Face Trainer", "Lightning"],
+    [
+        ("accelerate", _ACCELERATE),
+        ("transformers", _TRAINER),
+        ("pytorch_lightning", _LIGHTNING),
+        ("pytorch_lightning", _LIGHTNING_HOOK),
+    ],
+    ids=["Accelerate", "Hugging Face Trainer", "Lightning", "Lightning with the hook"],
 )
 def test_a_framework(tmp_path, package, body):
     needed = [package, "accelerate"] if package == "transformers" else [package]

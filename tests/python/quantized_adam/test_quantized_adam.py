@@ -1,7 +1,6 @@
 """lc.QuantizedAdam in real processes: AdamW in its warm-up, next to exact Adam after it, its bytes, its bits, its checkpoints."""
 
 import copy
-import logging
 import math
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
+from kept_log import kept_log
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -313,20 +313,14 @@ def test_ddp_around_the_parameters_is_refused(pair):
 def _outgrown(r, factor):
     """Gradients that are larger behind the warm-up than in it: the denominators stay as they were."""
     r.init()
-    lines = []
-
-    class Keeps(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-    logging.getLogger("torch_lowcomm").addHandler(Keeps())
     model, optimizer = _fresh()
-    for step in range(WARM + 3):
-        x, y = ddp_model.batch(r.rank, step)
-        loss = (model(x, spare=True) - y).square().mean()
-        (loss * (factor if step >= WARM else 1)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    with kept_log() as lines:
+        for step in range(WARM + 3):
+            x, y = ddp_model.batch(r.rank, step)
+            loss = (model(x, spare=True) - y).square().mean()
+            (loss * (factor if step >= WARM else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return [line for line in lines if "its gradients are" in line]
 
 
