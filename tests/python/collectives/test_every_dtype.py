@@ -1,10 +1,9 @@
-"""Every op with tensors of every dtype ends within the deadline, by a result or an error, alike where all ranks do the same.
+"""Every op with tensors of every dtype ends within the test's deadline, by a result or an error, alike where ranks do the same.
 
 Over gloo, over lowcomm's own connections, and where a policy names all ops: a dtype that the inner backend refuses must not
 leave a rank that waits for ever.
 """
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -39,7 +38,8 @@ OPTIONS = {
     "tcp": {"transport": "tcp"},
     "policy": {"policy": "; ".join(f"{op}={CODEC}" for op in NAMED), "min_bytes": 0},
 }
-N, DEADLINE_S = 6, 30
+N = 6
+NEVER = timedelta(hours=1)  # for a group: an op that hangs is to meet the test's deadline, and not to end by an error
 
 
 def _lists(x, group):
@@ -80,18 +80,14 @@ def _all(r, dtypes, options):
         for name, op in OPS.items():
             if group is None:
                 number += 1
-                group = dist.new_group(
-                    [0, 1], timeout=timedelta(seconds=DEADLINE_S), backend="lowcomm", pg_options=lc.Options(**options)
-                )
+                group = dist.new_group([0, 1], timeout=NEVER, backend="lowcomm", pg_options=lc.Options(**options))
             x = torch.ones(N).to(dtype)
-            begin, error = time.monotonic(), ""
+            error = ""
             try:
                 op(x, group, r.rank)
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as caught:
                 error = type(caught).__name__
                 assert str(caught), (name, dtype)
-            took = time.monotonic() - begin
-            assert took < DEADLINE_S, (name, dtype, took)
             found.append((name, str(dtype), error))
             every = [None] * r.size
             dist.all_gather_object(every, bool(error))  # over the default group
