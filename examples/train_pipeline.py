@@ -162,7 +162,7 @@ class ExactAverage(torch.optim.AdamW):
 def optimizer_of(args: argparse.Namespace, part: Part, mesh: DeviceMesh, coded: bool) -> torch.optim.Optimizer:
     """The optimizer of one stage, which averages with the same stage of the other replicas."""
     if coded and args.optimizer == "quantized_adam":
-        warmup = max(1, args.epochs * (args.samples // args.replicas // args.batch) // 5)
+        warmup = max(3, args.epochs * (args.samples // args.replicas // args.batch) // 5)
         return lc.QuantizedAdam(part.parameters(), lr=args.lr, warmup_steps=warmup, group=mesh.get_group("replica"))
     if coded and args.optimizer == "diloco":
         inner = torch.optim.AdamW(part.parameters(), lr=args.lr, fused=True)
