@@ -70,8 +70,7 @@ test-neon:
 	  tests/emulated/neon.sh build-neon/kernel_tests $${MAX_JOBS:-$$(nproc)}; \
 	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
 
-# The CUDA kernels for one kind of device, compiled and not run. All that differs between kinds is one conversion
-# (cuda/line.cuh), whose other form the simulator runs.
+# The CUDA kernels for one kind of device, compiled and not run: their source is the same for every kind.
 cuda-kernels:
 	@if test -n "$$CUDACXX" || command -v nvcc >/dev/null; then \
 	  set -ex; cmake -S . -B build-cuda -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90-real >/dev/null; \

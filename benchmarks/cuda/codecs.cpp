@@ -7,7 +7,6 @@
 #include "codec/codec.h"
 #include "codec/level_table.h"
 #include "cuda/grid.h"
-#include "cuda/plain.h"
 #include "elements.h"
 #include "rows.h"
 
@@ -22,7 +21,7 @@ LevelTable evenLevels(int bits) {
   return LevelTable(values);
 }
 
-// The kernels of a codec's kind, for a run of so many elements.
+// The kernels of a codec, for a run of so many elements.
 struct Calls {
   std::function<void(void* payload, const void* x, uint32_t* refused)> encode;
   std::function<void(void* y, const void* payload, uint32_t* refused)> decode;
@@ -31,20 +30,9 @@ struct Calls {
 
 Calls callsOf(const CodecSpec& codec, DType dtype, uint64_t count, const LevelTable* levels) {
   const cuda::GridRun grid{codec, dtype, count, levels};
-  const cuda::PlainRun plain{codec, dtype, count};
-  if (isGrid(codec.id)) {
-    return {[=](void* p, const void* x, uint32_t* r) { cuda::encodeGrid({}, grid, p, x, 0, {1, 2, 3}, r); },
-            [=](void* y, const void* p, uint32_t* r) { cuda::decodeGrid({}, grid, y, p, r); },
-            [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddGrid({}, grid, acc, p, r); }};
-  }
-  if (isCast(codec.id)) {
-    return {[=](void* p, const void* x, uint32_t* r) { cuda::encodeCast({}, plain, p, x, 0, {1, 2, 3}, r); },
-            [=](void* y, const void* p, uint32_t* r) { cuda::decodeCast({}, plain, y, p, r); },
-            [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddCast({}, plain, acc, p, r); }};
-  }
-  return {[=](void* p, const void* x, uint32_t*) { cuda::encodeScalar({}, plain, p, x); },
-          [=](void* y, const void* p, uint32_t* r) { cuda::decodeScalar({}, plain, y, p, r); },
-          [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddScalar({}, plain, acc, p, r); }};
+  return {[=](void* p, const void* x, uint32_t* r) { cuda::encodeGrid({}, grid, p, x, 0, {1, 2, 3}, r); },
+          [=](void* y, const void* p, uint32_t* r) { cuda::decodeGrid({}, grid, y, p, r); },
+          [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddGrid({}, grid, acc, p, r); }};
 }
 
 }  // namespace

@@ -92,23 +92,12 @@ int run(const Options& options) {
     for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024", "gauss4"})
       measureRows(text, dtype);
   }
-  for (const char* text : {"fp16", "bf16", "bf16:round=stochastic", "fp8e4m3", "logbyte", "log9"})
-    measureRows(text, DType::float32);
-  measureRows("fp8e4m3", DType::bfloat16);
   for (const char* text : {"minmax4:bucket=512", "qsgd4:bucket=1024", "sym4:bucket=1024", "sym4:bucket=4096"})
     measureFusedRows(text);
   for (size_t terms : {1, 4, 16})
     measureSeeds(Noise::rademacher, terms, 80);
   for (size_t terms : {1, 16})
     measureSeeds(Noise::gaussian, terms, 0);  // arithmetic alone takes longer than the copy
-  for (const char* text : {"minmax4:axis=channel,C=4096", "qsgd4:axis=channel,C=4096", "sym4:axis=channel,C=64",
-                           "sym4:axis=channel,C=4096,range=l2", "minmax4:bucket=tensor", "sym4:bucket=tensor,range=l2",
-                           "topk:keep=0.2", "topk:keep=0.01"}) {
-    if (std::string(text).find(options.only) == std::string::npos) continue;
-    const size_t before = rows.size();
-    measureUncut(rows, text, options);
-    std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
-  }
   if (!options.json.empty()) writeJson(options.json, rows, device.name, options);
   const bool pass = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.pass(); });
   std::printf("%s\n", pass ? "PASS" : "FAIL");

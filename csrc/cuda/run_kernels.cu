@@ -12,32 +12,21 @@
 #include "cuda/accumulate.h"
 #include "cuda/grid.h"
 #include "cuda/launch.cuh"
-#include "cuda/plain.h"
 
 namespace lowcomm::cuda {
 namespace {
 
 constexpr uint64_t kBlockElements = 512;
 
-enum class Kind { none, grid, uncut, cast, scalar, topk };
-
-Kind kindOf(const CodecSpec& codec) {
-  if (codec.id == CodecId::none) return Kind::none;
-  if (codec.id == CodecId::topk) return Kind::topk;
-  if (isCast(codec.id)) return Kind::cast;
-  if (plainFamily(codec.id) != nullptr) return Kind::scalar;
-  return codec.axis == Axis::channel || codec.bucket == kTensorBucket ? Kind::uncut : Kind::grid;
+bool isExact(const Run& run) {
+  return run.codec->spec().id == CodecId::none;
 }
 
 bool isFused(const CodecSpec& codec, size_t terms) {
-  return kindOf(codec) == Kind::grid && !isRotated(codec) && !gridFamily(codec.id)->book && terms <= kMostTerms;
+  return isGrid(codec.id) && !isRotated(codec) && !gridFamily(codec.id)->book && terms <= kMostTerms;
 }
 
 GridRun gridRun(const Run& run, DType dtype) {
-  return {run.codec->spec(), dtype, run.count};
-}
-
-PlainRun plainRun(const Run& run, DType dtype) {
   return {run.codec->spec(), dtype, run.count};
 }
 
@@ -49,36 +38,18 @@ PhiloxKey keyOf(const Draws& draws) {
   return {draws.seed, draws.stream, draws.step};
 }
 
-// In front of what the codec's kernels need: the float32 sum, or the elements that a fused kernel decodes it to.
-size_t sumBytes(const Run& run) {
-  return up64(run.count * sizeof(float));
-}
-
-std::byte* behindSum(const Run& run, void* workspace) {
-  return static_cast<std::byte*>(workspace) + sumBytes(run);
-}
-
 }  // namespace
 
 bool RunKernels::takes(const CodecSpec& codec, DType dtype) const {
-  return isCoded(dtype) && !needsTable(codec) && !codec.open() && (codec.unit == 0 || codec.unit % codec.bucket == 0);
+  if (!isCoded(dtype)) return false;
+  if (codec.id == CodecId::none) return true;
+  return isGrid(codec.id) && codec.axis != Axis::channel && codec.bucket != kTensorBucket && !needsTable(codec) &&
+         !codec.open() && (codec.unit == 0 || codec.unit % codec.bucket == 0);
 }
 
-size_t RunKernels::workspaceBytes(const Run& run, DType dtype) const {
-  size_t codec = 0;
-  for (const DType type : {dtype, DType::float32}) {  // a sum is encoded from float32
-    switch (kindOf(run.codec->spec())) {
-      case Kind::uncut:
-        codec = std::max(codec, uncutWorkspaceBytes(gridRun(run, type)));
-        break;
-      case Kind::topk:
-        codec = std::max(codec, topkWorkspaceBytes(gridRun(run, type)));
-        break;
-      default:
-        break;
-    }
-  }
-  return sumBytes(run) + codec;
+// The float32 sum, or the elements that a fused kernel decodes it to.
+size_t RunKernels::workspaceBytes(const Run& run, DType) const {
+  return up64(run.count * sizeof(float));
 }
 
 void RunKernels::copy(void* to, const void* from, size_t bytes) {
@@ -93,26 +64,12 @@ void RunKernels::clear(void* at, size_t bytes) {
   if (bytes > 0) check(cudaMemsetAsync(at, 0, bytes, place_.stream), kDoing, place_.device);
 }
 
-void RunKernels::encode(const Run& run, void* payload, const void* x, DType dtype, const Draws& draws, void* workspace,
+void RunKernels::encode(const Run& run, void* payload, const void* x, DType dtype, const Draws& draws, void*,
                         uint32_t* refused) {
-  std::byte* spare = behindSum(run, workspace);
-  switch (kindOf(run.codec->spec())) {
-    case Kind::none: {
-      const size_t bytes = run.count * itemBytes(dtype);
-      copy(payload, x, bytes);
-      return clear(static_cast<std::byte*>(payload) + bytes, up64(bytes) - bytes);
-    }
-    case Kind::grid:
-      return encodeGrid(place_, gridRun(run, dtype), payload, x, blockOf(run), keyOf(draws), refused);
-    case Kind::uncut:
-      return encodeUncut(place_, gridRun(run, dtype), payload, x, keyOf(draws), spare, refused);
-    case Kind::cast:
-      return encodeCast(place_, plainRun(run, dtype), payload, x, blockOf(run), keyOf(draws), refused);
-    case Kind::scalar:
-      return encodeScalar(place_, plainRun(run, dtype), payload, x);
-    case Kind::topk:
-      return encodeTopk(place_, gridRun(run, dtype), payload, x, keyOf(draws), spare, refused);
-  }
+  if (!isExact(run)) return encodeGrid(place_, gridRun(run, dtype), payload, x, blockOf(run), keyOf(draws), refused);
+  const size_t bytes = run.count * itemBytes(dtype);
+  copy(payload, x, bytes);
+  clear(static_cast<std::byte*>(payload) + bytes, up64(bytes) - bytes);
 }
 
 void RunKernels::encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
@@ -125,54 +82,22 @@ void RunKernels::encodeFeedback(const Run& run, void* payload, const float* x, c
   takeLost(place_, residual, y, run.count, 1, /*finite=*/!staysFinite(run.codec->spec()));
 }
 
-void RunKernels::decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace, uint32_t* refused) {
-  std::byte* spare = behindSum(run, workspace);
-  switch (kindOf(run.codec->spec())) {
-    case Kind::none:
-      return copy(y, payload, run.count * itemBytes(dtype));
-    case Kind::grid:
-      return decodeGrid(place_, gridRun(run, dtype), y, payload, refused);
-    case Kind::uncut:
-      return decodeUncut(place_, gridRun(run, dtype), y, payload, spare, refused);
-    case Kind::cast:
-      return decodeCast(place_, plainRun(run, dtype), y, payload, refused);
-    case Kind::scalar:
-      return decodeScalar(place_, plainRun(run, dtype), y, payload, refused);
-    case Kind::topk:
-      return decodeTopk(place_, gridRun(run, dtype), y, payload, spare, refused);
-  }
-}
-
-void RunKernels::decodeAdd(const Run& run, float* acc, DType dtype, const void* payload, void* workspace,
-                           uint32_t* refused) {
-  std::byte* spare = behindSum(run, workspace);
-  switch (kindOf(run.codec->spec())) {
-    case Kind::none:
-      return accumulate(place_, acc, payload, dtype, run.count, /*starts=*/false);
-    case Kind::grid:
-      return decodeAddGrid(place_, gridRun(run, dtype), acc, payload, refused);
-    case Kind::uncut:
-      return decodeAddUncut(place_, gridRun(run, dtype), acc, payload, spare, refused);
-    case Kind::cast:
-      return decodeAddCast(place_, plainRun(run, dtype), acc, payload, refused);
-    case Kind::scalar:
-      return decodeAddScalar(place_, plainRun(run, dtype), acc, payload, refused);
-    case Kind::topk:
-      return decodeAddTopk(place_, gridRun(run, dtype), acc, payload, spare, refused);
-  }
+void RunKernels::decode(const Run& run, void* y, DType dtype, const void* payload, void*, uint32_t* refused) {
+  if (isExact(run)) return copy(y, payload, run.count * itemBytes(dtype));
+  decodeGrid(place_, gridRun(run, dtype), y, payload, refused);
 }
 
 // The first term is written, not added to zeros: -0 would become 0.
 void RunKernels::add(const Run& run, float* acc, DType dtype, std::span<const StagedTerm> terms, void* workspace,
                      uint32_t* refused) {
   for (size_t i = 0; i < terms.size(); ++i) {
-    if (terms[i].own != nullptr || run.codec->spec().id == CodecId::none) {
+    if (terms[i].own != nullptr || isExact(run)) {
       const void* x = terms[i].own != nullptr ? terms[i].own : terms[i].payload;
       accumulate(place_, acc, x, dtype, run.count, /*starts=*/i == 0);
     } else if (i == 0) {
       decode(run, acc, DType::float32, terms[i].payload, workspace, refused);
     } else {
-      decodeAdd(run, acc, dtype, terms[i].payload, workspace, refused);
+      decodeAddGrid(place_, gridRun(run, dtype), acc, terms[i].payload, refused);
     }
   }
 }

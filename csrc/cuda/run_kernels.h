@@ -9,9 +9,9 @@
 
 namespace lowcomm::cuda {
 
-// The kernels of this folder as a device codec's: each run by those of its codec. Takes what they take: `none`, grid
-// codecs with all their options but the level table of levels<b>, casts, topk, scalars. A sum whose codec has a fused
-// kernel (cuda/grid.h) is one, of up to kMostTerms terms; others, and what has a residual, are a kernel for each step.
+// The kernels of this folder as a device codec's. Takes `none` and grid codecs with all their options but
+// bucket=tensor, axis=channel and the level table of levels<b>. A sum whose codec has a fused kernel (cuda/grid.h) is
+// one kernel, of up to kMostTerms terms; other sums, and those with a residual, are a kernel for each step.
 //
 // Throws CudaError where the runtime refuses a call; what is said of errors in cuda/grid.h holds. Executed by the
 // tests' simulator only so far.
@@ -35,7 +35,6 @@ class RunKernels final : public CodecKernels {
                  const Draws& draws, void* workspace, uint32_t* refused, float* lost) override;
 
  private:
-  void decodeAdd(const Run& run, float* acc, DType dtype, const void* payload, void* workspace, uint32_t* refused);
   void add(const Run& run, float* acc, DType dtype, std::span<const StagedTerm> terms, void* workspace,
            uint32_t* refused);
 

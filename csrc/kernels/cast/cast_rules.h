@@ -20,15 +20,10 @@ LOWCOMM_RULE bool isSpecial(float x) {
   return (floatBits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-// x, or the end of -largest...largest that it is beyond. Device: an instruction an end; of NaN, which no cast takes, it
-// makes a number.
+// x clamped to -largest...largest; not for NaN, which no cast takes.
 LOWCOMM_RULE float heldTo(float x, float largest) {
-#ifdef __CUDA_ARCH__
-  return fminf(fmaxf(x, -largest), largest);
-#else
   x = x < -largest ? -largest : x;
   return largest < x ? largest : x;
-#endif
 }
 
 // The same of a number that is kept, where a NaN is its owner's and stays.

@@ -13,16 +13,16 @@
 
 #include "base/error.h"
 #include "codec/fused.h"
-#include "cuda/plain_cases.h"
+#include "cuda/grid_on_device.h"
 
 namespace lowcomm {
 namespace {
 
 using test::Bytes;
 using test::elementsOf;
+using test::kDraws;
 using test::kElementTypes;
-using test::kPlainDraws;
-using test::kPlainKey;
+using test::kKey;
 using test::normal;
 using test::OnDevice;
 
@@ -72,8 +72,8 @@ Outcome here(const std::shared_ptr<const Codec>& codec, Operation operation, con
   Bytes payload(codec->encodedBytes(x.count(), DType::float32), std::byte{0xff});
   const Elements from{x.bytes.data(), x.dtype};
   const State to{state.bytes.data(), state.dtype};
-  operation == Operation::delta ? fused.encodeDelta(payload, from, to, block * 512, x.count(), kPlainDraws)
-                                : fused.encodeFeedback(payload, from, to, block * 512, x.count(), kPlainDraws);
+  operation == Operation::delta ? fused.encodeDelta(payload, from, to, block * 512, x.count(), kDraws)
+                                : fused.encodeFeedback(payload, from, to, block * 512, x.count(), kDraws);
   return {payload, state.bytes};
 }
 
@@ -94,7 +94,7 @@ Outcome there(const std::shared_ptr<const Codec>& codec, Operation operation, co
   const cuda::FusedState kept{before.data() + skipped, (apart ? after : before).data() + skipped, state.dtype};
   const auto run = operation == Operation::delta ? cuda::encodeDelta : cuda::encodeFeedback;
   run({}, {codec->spec(), x.dtype, x.count()}, payload.data(), elements.data() + offset * itemBytes(x.dtype), kept,
-      block, kPlainKey, flag.data());
+      block, kKey, flag.data());
   refused = flag.host()[0];
   if (apart) {
     EXPECT_EQ(before.host(), shifted(state));
@@ -231,7 +231,7 @@ struct Sum {
   Sum(const std::string& text, size_t ranks, std::optional<size_t> own, DType dtype, size_t n)
       : codec(codecOf(text)), dtype(dtype), own(own), own_elements(elementsOf(normal(n, 99), dtype)) {
     for (size_t rank = 0; rank < ranks; ++rank)
-      payloads.push_back(test::encoded(*codec, normal(n, static_cast<uint32_t>(rank)), kPlainDraws));
+      payloads.push_back(test::encoded(*codec, normal(n, static_cast<uint32_t>(rank)), kDraws));
   }
 
   uint64_t count() const { return own_elements.size() / itemBytes(dtype); }
@@ -241,7 +241,7 @@ struct Sum {
     for (size_t rank = 0; rank < payloads.size(); ++rank)
       terms.push_back(rank == own ? Contribution{{}, own_elements.data()} : Contribution{payloads[rank], nullptr});
     Bytes payload(codec->encodedBytes(count(), DType::float32), std::byte{0xff}), out(own_elements.size());
-    FusedCodec(codec).encodeSum(payload, out.data(), dtype, terms, average_over, block * 512, count(), kPlainDraws);
+    FusedCodec(codec).encodeSum(payload, out.data(), dtype, terms, average_over, block * 512, count(), kDraws);
     return {payload, out};
   }
 
@@ -257,8 +257,8 @@ struct Sum {
     for (size_t rank = 0; rank < payloads.size(); ++rank)
       terms.push_back(rank == own ? cuda::FusedTerm{nullptr, mine.data()} : cuda::FusedTerm{devices[rank]->data()});
     auto& to = in_place ? mine : out;
-    cuda::encodeSum({}, {codec->spec(), dtype, count()}, payload.data(), to.data(), terms, average_over, block,
-                    kPlainKey, flag.data());
+    cuda::encodeSum({}, {codec->spec(), dtype, count()}, payload.data(), to.data(), terms, average_over, block, kKey,
+                    flag.data());
     refused = flag.host()[0];
     return {payload.host(), to.host()};
   }
@@ -322,7 +322,7 @@ TEST_F(CudaFused, PoisonGoesThroughASum) {
       std::vector<float> x = normal(3001, 7);
       x[100] = kNan;
       x[2999] = INFINITY;
-      sum.payloads[2] = test::encoded(*sum.codec, x, kPlainDraws);
+      sum.payloads[2] = test::encoded(*sum.codec, x, kDraws);
       x[1500] = -INFINITY;
       sum.own_elements = elementsOf(x, dtype);
       ASSERT_NO_FATAL_FAILURE(sum.expectSame(3, 0));

@@ -106,10 +106,8 @@ int nansOf(const Bytes& x, DType dtype) {
 }
 
 TEST_F(CudaNanSums, HaveTheSameBitsByEveryCodec) {
-  for (const std::string name :
-       {"none", "minmax4:bucket=64,nonfinite=poison", "sym8:bucket=2048,nonfinite=poison",
-        "minmax4:bucket=512,rotate=1,nonfinite=poison", "sym4:bucket=tensor,nonfinite=poison", "fp16:nonfinite=poison",
-        "bf16:nonfinite=poison", "fp8e4m3:nonfinite=poison", "topk:nonfinite=poison", "logbyte"}) {
+  for (const std::string name : {"none", "minmax4:bucket=64,nonfinite=poison", "sym8:bucket=2048,nonfinite=poison",
+                                 "minmax4:bucket=512,rotate=1,nonfinite=poison"}) {
     for (DType dtype : test::kFloats) {
       const SumResult sum(name, dtype);
       for (int average_over : {0, kTerms}) {

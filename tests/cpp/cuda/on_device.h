@@ -9,6 +9,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/narrow_float.h"
+
 namespace lowcomm::test {
 
 inline void must(cudaError_t status) {
@@ -44,5 +47,18 @@ class OnDevice {
   size_t count_;
   void* at_ = nullptr;
 };
+
+inline constexpr DType kElementTypes[] = {DType::float32, DType::float16, DType::bfloat16};
+
+// Values as elements of a type, in bytes.
+inline std::vector<std::byte> elementsOf(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * itemBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = dtype == DType::float16 ? floatToFloat16(values[i]) : floatToBfloat16(values[i]);
+    const void* from = dtype == DType::float32 ? static_cast<const void*>(&values[i]) : &half;
+    std::memcpy(bytes.data() + i * itemBytes(dtype), from, itemBytes(dtype));
+  }
+  return bytes;
+}
 
 }  // namespace lowcomm::test

@@ -1,6 +1,5 @@
 // The real sources of csrc/cuda, compiled for the host.
 #include "cuda/accumulate.cu"
-#include "cuda/cast.cu"
 #include "cuda/device.cu"
 #include "cuda/fused.cu"
 #include "cuda/fused_change.cuh"
@@ -9,9 +8,4 @@
 #include "cuda/grid_encode.cuh"
 #include "cuda/noise.cu"
 #include "cuda/run_kernels.cu"
-#include "cuda/scalar.cu"
 #include "cuda/token_rows.cu"
-#include "cuda/topk_decode.cu"
-#include "cuda/topk_encode.cu"
-#include "cuda/uncut.cu"
-#include "cuda/uncut_encode.cuh"

@@ -16,12 +16,6 @@ CODECS = (
     "minmax4:bucket=1024,rotate=1",
     "gauss4",
     "gauss8:bucket=2048",
-    "fp8e4m3",
-    "fp16",
-    "log9",
-    "topk:keep=0.1",
-    "topk:keep=0.01",
-    "sym8:bucket=tensor",
     "tern:bucket=128",
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
