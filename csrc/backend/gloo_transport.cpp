@@ -3,6 +3,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <exception>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/signals.h"
 #include "tensor/python_state.h"
 
 namespace lowcomm {
@@ -168,7 +171,22 @@ void StoreRendezvous::set(const std::string& key, const std::string& value) {
 }
 
 void StoreRendezvous::wait(const std::string& key, std::chrono::milliseconds timeout) {
-  inOneLine([&] { store_->wait({key}, timeout); });
+  std::exception_ptr late;
+  bool raised = false;
+  const auto ended = [&](std::chrono::milliseconds patience) {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      if (!raised) store_->wait({key}, std::max(patience, std::chrono::milliseconds(1)));
+      return true;
+    } catch (const std::exception&) {
+      late = std::current_exception();
+      if (std::chrono::steady_clock::now() - begin < patience) throw;  // no time-out
+      return false;
+    }
+  };
+  inOneLine([&] {
+    if (!waitWithSignals(timeout, ended, [&](const std::string&) { raised = true; })) std::rethrow_exception(late);
+  });
 }
 
 std::string StoreRendezvous::get(const std::string& key) {

@@ -99,7 +99,7 @@ WorkPtr InnerOps::serve(const Op& op, const Call& call) {
     if (op.collective) group_.sequence = std::max(group_.sequence.load(), op.sequence);
     group_.stats.inner(op.name, op.type == c10d::OpType::RECV || op.type == c10d::OpType::RECVANYSOURCE ? 0 : op.bytes);
     return c10::make_intrusive<InnerWork>(std::move(served), op.type, group_.rank, op.sequence, about, op.outputs,
-                                          group_.callbacks, op.finish);
+                                          group_.callbacks, op.finish, /*on_host=*/op.inner == backends_.host());
   } catch (...) {
     error = about.failed(std::current_exception());
   }
@@ -108,9 +108,10 @@ WorkPtr InnerOps::serve(const Op& op, const Call& call) {
 
 // On the worker, so that a caller who does not wait for the op does not wait for its description either.
 WorkPtr InnerOps::serveOnWorker(const Op& op, const Call& call) {
-  auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, op.name),
-                                              EngineWork::Name{op.name, group_.name(), op.sequence}, op.tensors,
-                                              op.outputs, group_.callbacks);
+  auto work =
+      c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, op.name),
+                                      EngineWork::Name{op.name, group_.name(), op.sequence, group_.sharedEngine()},
+                                      op.tensors, op.outputs, group_.callbacks);
   group_.sequence = std::max(group_.sequence.load(), op.sequence);
   NoPythonObjects guard;
   struct QueueEntry {

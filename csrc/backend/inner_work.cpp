@@ -4,12 +4,28 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <future>
 #include <utility>
 
+#include "base/error.h"
+#include "base/signals.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 
 namespace lowcomm {
+namespace {
+
+std::function<void()> abortOf(const WorkPtr& inner) {
+  return [inner] {
+    try {
+      inner->abort();
+    } catch (const std::exception&) {
+      // One that is done, or that has no abort of its own.
+    }
+  };
+}
+
+}  // namespace
 
 std::string InnerOpAccount::story() const {
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -40,8 +56,9 @@ std::exception_ptr InnerOpAccount::failed(std::exception_ptr error, bool always)
 }
 
 InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs,
-                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish)
+                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish, bool on_host)
     : c10d::Work(rank, type),
+      on_host_(on_host),
       outcome_(std::make_shared<Outcome>()),
       inner_(std::move(inner)),
       sequence_(sequence),
@@ -115,8 +132,46 @@ bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
 
 bool InnerWork::wait(std::chrono::milliseconds timeout) {
   bool whole = false;
-  blocking([&] { whole = outcome_->settle(timeout); });
+  blocking([&] {
+    const bool over = on_host_ && handlesSignals() && !endsWhileHandling(timeout);
+    whole = outcome_->settle(over ? std::chrono::milliseconds(1) : timeout);
+  });
   return whole;
+}
+
+// Runs handlers of signals until the op has ended; false where `timeout` is over first. A callback thread waits for an
+// op that can be waited for once only.
+bool InnerWork::endsWhileHandling(std::chrono::milliseconds timeout) {
+  const auto settled = std::make_shared<std::promise<void>>();
+  if (outcome_->once) {
+    threads_->run(
+        [outcome = outcome_, settled, timeout] {
+          try {
+            outcome->settle(timeout);
+          } catch (...) {
+            // Kept, for the caller's own settle().
+          }
+          settled->set_value();
+        },
+        abortOf(inner_));
+  }
+  bool interrupted = false;
+  const auto ended = [&, end = settled->get_future().share()](std::chrono::milliseconds patience) {
+    if (outcome_->once) return end.wait_for(patience) == std::future_status::ready;
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      if (!interrupted) inner_->wait(patience);
+    } catch (...) {
+      if (std::chrono::steady_clock::now() - start < patience) return true;  // its error, and not the time-out's
+    }
+    return interrupted || inner_->isCompleted();
+  };
+  return waitWithSignals(outcome_->once ? kNoTimeout : timeout, ended, [&](const std::string& name) {
+    const std::string why = outcome_->op.what + ": " + name + " in its wait";
+    outcome_->op.failed(std::make_exception_ptr(PeerError(why)), /*always=*/true);
+    interrupted = true;
+    abortOf(inner_)();
+  });
 }
 
 FuturePtr InnerWork::getFuture() {
@@ -169,13 +224,7 @@ FuturePtr InnerWork::getFuture() {
             future->setErrorIfNeeded(std::current_exception());
           }
         },
-        [inner = inner_] {
-          try {
-            inner->abort();
-          } catch (const std::exception&) {
-            // One that is done, or that has no abort of its own.
-          }
-        });
+        abortOf(inner_));
   }
   return future_;
 }

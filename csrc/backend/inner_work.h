@@ -35,9 +35,10 @@ struct InnerOpAccount {
 // sequence number is the group's, and a future exists where gloo has none (point to point).
 class InnerWork : public c10d::Work {
  public:
-  // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told.
+  // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told. `on_host`: gloo's,
+  // whose wait() waits for peers; NCCL's waits for a stream.
   InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs,
-            std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {});
+            std::shared_ptr<CallbackThreads> threads, std::function<void()> finish, bool on_host);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -45,6 +46,7 @@ class InnerWork : public c10d::Work {
   int sourceRank() const override { return inner_->sourceRank(); }
   std::vector<at::Tensor> result() override;
   void synchronize() override;
+  // Handlers of signals run while it waits for peers: throws what one raised, which ends the group.
   bool wait(std::chrono::milliseconds timeout) override;
   void blockCurrentStream() override { inner_->blockCurrentStream(); }
   void abort() override { inner_->abort(); }
@@ -76,6 +78,9 @@ class InnerWork : public c10d::Work {
   };
 
  private:
+  bool endsWhileHandling(std::chrono::milliseconds timeout);
+
+  const bool on_host_;
   std::shared_ptr<Outcome> outcome_;
   WorkPtr inner_;
   uint64_t sequence_;

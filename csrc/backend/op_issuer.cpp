@@ -94,8 +94,8 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
                          std::shared_ptr<OpBuffers> buffers) {
   const std::string name = op.name;
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
-                                              EngineWork::Name{name, group_.name(), op.sequence}, std::move(inputs),
-                                              std::move(outputs), group_.callbacks, queue);
+                                              EngineWork::Name{name, group_.name(), op.sequence, group_.sharedEngine()},
+                                              std::move(inputs), std::move(outputs), group_.callbacks, queue);
   work->cancelBy(
       [engine = std::weak_ptr<Engine>(group_.sharedEngine()), sequence = op.sequence](const std::string& why) {
         const auto living = engine.lock();
@@ -172,8 +172,8 @@ void OpIssuer::submitJob(const std::string& op, uint32_t sequences, Engine::Job 
 
 void OpIssuer::runAndWait(const std::string& op, uint64_t sequence, Engine::Job job) {
   auto work = c10::make_intrusive<EngineWork>(group_.rank, c10d::OpType::UNKNOWN, nullptr,
-                                              EngineWork::Name{op, group_.name(), sequence}, Tensors{}, Tensors{},
-                                              group_.callbacks);
+                                              EngineWork::Name{op, group_.name(), sequence, group_.sharedEngine()},
+                                              Tensors{}, Tensors{}, group_.callbacks);
   group_.engine().submit(
       op, std::move(job), [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
       static_cast<uint32_t>(sequence));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/signals.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 
@@ -39,14 +40,14 @@ EngineWork::EngineWork(int rank, c10d::OpType type, const char* title, Name name
 
 bool EngineWork::wait(std::chrono::milliseconds timeout) {
   bool done = true;
-  blocking([&] {
+  const auto ended = [this](std::chrono::milliseconds patience) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (timeout == kNoTimeout) {
-      cv_.wait(lock, [&] { return completed_; });
-    } else {
-      done = cv_.wait_for(lock, timeout, [&] { return completed_; });
-    }
-  });
+    return cv_.wait_for(lock, patience, [&] { return completed_; });
+  };
+  const auto interrupt = [this](const std::string& name) {
+    if (const auto engine = name_.engine.lock()) engine->interrupt(name_.op, name);
+  };
+  blocking([&] { done = waitWithSignals(timeout, ended, interrupt); });
   TORCH_CHECK_WITH(DistBackendError, done, "lowcomm: waiting for ", name_.op, " on rank ", rank_,
                    ": expected its end within ", timeout.count(), " ms; it goes on [op ", name_.op, ", sequence ",
                    name_.sequence, ", group ", name_.group, "]");
@@ -210,7 +211,7 @@ MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, Name na
       finish_(std::move(finish)) {}
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout != kNoTimeout) {
+  if (timeout != kNoTimeout || handlesSignals()) {
     finishBeside();
   } else if (!claimed_.exchange(true)) {
     blocking([&] { finishHere(); });

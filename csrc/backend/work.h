@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/stats.h"
+#include "engine/engine.h"
 #include "tensor/device_queue.h"
 
 namespace lowcomm {
@@ -60,10 +61,11 @@ const char* profilerTitle(const std::string& backend, const std::string& op);
 // An op of lowcomm's own: completed by the worker, with a future (a list of the output tensors) that needs no wait().
 class EngineWork : public c10d::Work {
  public:
-  // An op's name in messages.
+  // An op's name in messages, and the engine of its group.
   struct Name {
     std::string op, group;
     uint64_t sequence = 0;
+    std::weak_ptr<Engine> engine;
   };
 
   // `queue`: the device queue that fills the outputs, null for host tensors. `threads` run the future's callbacks.
@@ -75,6 +77,7 @@ class EngineWork : public c10d::Work {
   FuturePtr getFuture() override;
 
   // Blocks until the op is done and rethrows its error. DistBackendError when `timeout` is over first: the op goes on.
+  // Handlers of signals run meanwhile: throws what one raised, which ends the group.
   bool wait(std::chrono::milliseconds timeout) override;
 
   // Nothing is left to wait for where an op has ended: outputs on a device are written by then.
@@ -106,9 +109,9 @@ class EngineWork : public c10d::Work {
   const ProfilerHere profiler_;  // that shows its title
 };
 
-// The Work of a message between two ranks, of a tag or of a channel. Nobody works on it until somebody asks: wait()
-// without a time-out finishes it on the caller's thread, everything else (a future, a poll, a wait with a time-out,
-// which must not cost the group its lane) on one of the callback threads.
+// The Work of a message between two ranks, of a tag or of a channel. No thread works on it until it is asked for:
+// wait() without a time-out finishes it on the caller's thread, unless that handles signals; everything else (a future,
+// a poll, a wait with a time-out, which must not cost the group its lane) on one of the callback threads.
 class MessageWork : public EngineWork {
  public:
   // Waits until the message is through; returns its error, as torch's. Called once.

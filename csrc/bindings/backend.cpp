@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "backend/codec_chooser.h"
 #include "backend/collectives.h"
+#include "base/signals.h"
 #include "bindings/bindings.h"
 #include "collective/all_reduce.h"
 #include "kernels/isa/table.h"
@@ -24,12 +25,21 @@ template <class T>
 using Ptr = c10::intrusive_ptr<T>;
 
 void releaseAround(const std::function<void()>& wait) {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    py::gil_scoped_release released;
+  std::optional<py::gil_scoped_release> released;
+  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+  try {
     wait();
-  } else {
-    wait();
+  } catch (const SignalError& raised) {
+    std::rethrow_exception(raised.error);
   }
+}
+
+std::optional<SignalError> runSignalHandlers() {
+  if (!Py_IsInitialized()) return {};
+  py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() == 0) return {};
+  const py::error_already_set raised;
+  return SignalError{std::make_exception_ptr(raised), py::str(raised.type().attr("__name__"))};
 }
 
 bool askCapturing() {
@@ -136,6 +146,7 @@ py::dict statsOf(const LowcommBackend& backend) {
 
 void bindBackend(py::module_& m) {
   setBlockingGuard(&releaseAround);
+  installSignalHandlers(&runSignalHandlers);
   setAskCapturing(&askCapturing);
   m.attr("WIRE_VERSION") = kWireVersion;
   m.def(

@@ -61,9 +61,10 @@ WorkPtr workOf(LowcommBackend& group, const Channel& channel, c10d::OpType type,
     return nullptr;
   };
   const auto source = type == c10d::OpType::SEND ? nullptr : std::make_shared<std::atomic<int>>(channel.peer());
-  return c10::make_intrusive<MessageWork>(group.getRank(), type, profilerTitle(group.parts().group.options->name, name),
-                                          EngineWork::Name{name, group.parts().group.name(), 0}, Tensors{tensor},
-                                          source, group.parts().group.callbacks, nullptr, finish);
+  return c10::make_intrusive<MessageWork>(
+      group.getRank(), type, profilerTitle(group.parts().group.options->name, name),
+      EngineWork::Name{name, group.parts().group.name(), 0, group.parts().group.sharedEngine()}, Tensors{tensor},
+      source, group.parts().group.callbacks, nullptr, finish);
 }
 
 // The codec of a tensor whose last dimension has `channels` elements, and its units `unit`; 0: none.

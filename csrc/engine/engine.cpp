@@ -1,14 +1,16 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <future>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "collective/exchange.h"
 
 namespace lowcomm {
 namespace {
 
-constexpr std::chrono::milliseconds kNoticePatience{500};
+constexpr std::chrono::milliseconds kNoticePatience{500}, kNoLimit{0};
 
 }  // namespace
 
@@ -88,9 +90,21 @@ std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>&
   return error;
 }
 
+// On a thread of its own where handlers of signals run on the caller's, which only looks at the time meanwhile.
+std::exception_ptr Engine::waitInline(OpContext& op, const std::function<void()>& part) {
+  if (!handlesSignals()) return runInline(op, part);
+  auto running = std::async(std::launch::async, [&] { return runInline(op, part); });
+  waitWithSignals(
+      kNoLimit,
+      [&](std::chrono::milliseconds patience) { return running.wait_for(patience) == std::future_status::ready; },
+      [&](const std::string& name) { interrupt(op.op, name); });
+  return running.get();
+}
+
 void Engine::drain() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty() && !busy_ && giving_up_ == 0; });
+  waitWithSignals(
+      kNoLimit, [this](std::chrono::milliseconds patience) { return drainFor(patience); },
+      [this](const std::string& name) { interrupt("the ops before", name); });
 }
 
 bool Engine::drainFor(std::chrono::milliseconds patience) {
@@ -123,6 +137,10 @@ void Engine::abort(const std::string& why) {
   transport_->cancel(Lane::control);
   messages_.breakWaits();
   changed_.notify_all();
+}
+
+void Engine::interrupt(const std::string& op, const std::string& name) {
+  abort(group_.rankName(group_.rank()) + " gave the group up: " + name + " in its wait for " + op);
 }
 
 void Engine::shutdown() {

@@ -63,15 +63,22 @@ class Engine {
   // After abort(), a fault or shutdown() the part does not run.
   std::exception_ptr runInline(OpContext& op, const std::function<void()>& part);
 
+  // As runInline(), for a part that waits for a peer: handlers of signals run meanwhile (base/signals.h). Throws what
+  // one raised, after interrupt().
+  std::exception_ptr waitInline(OpContext& op, const std::function<void()>& part);
+
   // The group's messages between two ranks; send(), recv() and finish() are called in runInline() only.
   P2p& messages() { return messages_; }
 
-  // Returns when everything submitted before has ended.
+  // Returns when everything submitted before has ended. Handlers of signals run meanwhile, as in waitInline().
   void drain();
 
   // Fails what is queued and under way with `why`, tells the peers, and ends the group. Returns without waiting for the
   // op under way; its Done comes from the worker as soon as its wait is broken.
   void abort(const std::string& why);
+
+  // As abort(), for a handler of a signal that raised an exception of this name in a wait for `op`.
+  void interrupt(const std::string& op, const std::string& name);
 
   // Ends the worker after what is queued, then both lanes, and with them what runs next to the worker; returns when
   // that has ended too. Any number of times, not from runInline().

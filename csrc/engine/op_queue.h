@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/signals.h"
 #include "engine/engine.h"
 
 namespace lowcomm {
@@ -36,9 +37,14 @@ class OpQueue {
   void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
     run(message->op, [&](P2p& messages) { messages.recv(message, std::move(sink)); });
   }
+  // Handlers of signals run meanwhile (Engine::waitInline).
   virtual void finish(P2pMessage& message) {
-    run(message.op, [&](P2p& messages) { messages.finish(message); });
+    const auto error = engine().waitInline(message.op, [&] { engine().messages().finish(message); });
+    if (error) std::rethrow_exception(error);
   }
+
+  // Engine::interrupt of the group.
+  void interrupt(const std::string& op, const std::string& name) { engine().interrupt(op, name); }
 
   // The same of P2p::withdraw, withdrawn and resume.
   void withdraw(int peer, uint32_t block, const std::string& why) {
@@ -57,7 +63,7 @@ class OpQueue {
  private:
   // `recorded`: the op's whole run; its end is the op's in the flight record.
   void run(OpContext& op, const std::function<void(P2p&)>& part, bool recorded = false) {
-    const auto error = engine().runInline(op, [&] {
+    const auto error = engine().waitInline(op, [&] {
       if (recorded) op.note([](OpProgress::State& state) { state.start(); });
       part(engine().messages());
       if (recorded) op.note([](OpProgress::State& state) { state.end(""); });
@@ -93,8 +99,8 @@ class Ticket {
  public:
   Ticket() = default;
 
-  // Queues `job`. What it refers to must live until wait() has returned or thrown.
-  Ticket(OpQueue& queue, const std::string& op, uint32_t sequences, Engine::Job job) {
+  // Queues `job`. What it refers to, and the queue, must live until wait() has returned or thrown.
+  Ticket(OpQueue& queue, const std::string& op, uint32_t sequences, Engine::Job job) : queue_(&queue), op_(op) {
     auto ended = std::make_shared<std::promise<OpCounters>>();
     ended_ = ended->get_future();
     queue.submit(op, sequences, std::move(job), [ended](std::exception_ptr error, const OpCounters& counters) {
@@ -110,10 +116,18 @@ class Ticket {
     return ended_.wait_for(patience) == std::future_status::ready;
   }
 
-  // Returns what the op moved; throws what it threw. Once. The group's progress deadline bounds the wait.
-  OpCounters wait() { return ended_.get(); }
+  // Returns what the op moved; throws what it threw. Once. The group's progress deadline bounds the wait. Handlers of
+  // signals run meanwhile: throws what one raised, which ends the group.
+  OpCounters wait() {
+    waitWithSignals(
+        std::chrono::milliseconds(0), [this](std::chrono::milliseconds patience) { return endsWithin(patience); },
+        [this](const std::string& name) { queue_->interrupt(op_, name); });
+    return ended_.get();
+  }
 
  private:
+  OpQueue* queue_ = nullptr;
+  std::string op_;
   std::future<OpCounters> ended_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace lowcomm {
 
@@ -31,6 +32,8 @@ std::exception_ptr asTorchError(std::exception_ptr error) {
     return make<c10::DistBackendError>(e.what());
   } catch (const WireError& e) {
     return make<c10::DistBackendError>(e.what());
+  } catch (const SignalError& e) {
+    return e.error;
   } catch (...) {
     return std::current_exception();
   }

@@ -12,7 +12,7 @@
 namespace lowcomm {
 
 // The core's exceptions as torch's: ValueError -> c10::ValueError, TypeError -> c10::TypeError, PeerError and WireError
-// -> c10d::DistBackendError; others unchanged. Null stays null.
+// -> c10d::DistBackendError, SignalError -> what the handler raised; others unchanged. Null stays null.
 std::exception_ptr asTorchError(std::exception_ptr error);
 
 // Runs f, throwing torch's exceptions for the core's.

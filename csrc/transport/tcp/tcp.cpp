@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/signals.h"
 #include "transport/tcp/pace.h"
 
 namespace lowcomm {
@@ -353,6 +354,7 @@ class GroupMaker {
                              "expected a connection within " + std::to_string(timeout_.count()) + " ms, got none by " +
                                  tcp::namesOf(link.route().addresses));
       }
+      runSignalHandlers();
       std::this_thread::sleep_for(milliseconds(2));
     }
   }
