@@ -81,7 +81,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
   NoPythonObjects guard;
   parts_.backends.openHost();
   // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
-  group.open(std::make_shared<Engine>(connect(rendezvous), configOf(group, settings, epoch)));
+  group.open({new Engine(connect(rendezvous), configOf(group, settings, epoch)), UnlessForked()});
   init();
 }
 
@@ -116,7 +116,7 @@ void LowcommBackend::release() {
   parts_.blocks.leave("the group was destroyed inside a coalescing block");
   group.stop();
   blocking([&] {
-    group.callbacks->stop();
+    if (group.isHere()) group.callbacks->stop();
     group.close();
     parts_.backends.close();
   });
@@ -129,6 +129,7 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
     return std::max(rest, std::chrono::milliseconds(0));
   };
   Engine* engine = parts_.group.running();
+  if (!parts_.group.isHere()) return true;
   return (!engine || engine->drainFor(left())) && parts_.group.callbacks->idleWithin(left());
 }
 
@@ -224,12 +225,14 @@ void LowcommBackend::enableCollectivesTiming() {
 void LowcommBackend::abort() {
   if (Engine* engine = parts_.group.running(/*stop=*/true))
     blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
+  if (!parts_.group.isHere()) return;
   parts_.backends.eachMade([](c10d::Backend& inner) { inner.abort(); });
 }
 
 void LowcommBackend::shutdown() {
   parts_.group.stop();
   leaveRegistry();
+  if (!parts_.group.isHere()) return;
   parts_.backends.eachMade([](c10d::Backend& inner) { inner.shutdown(); });
 }
 

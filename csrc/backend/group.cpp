@@ -48,12 +48,20 @@ void Group::noteExact(const std::string& op, const std::string& because) {
 
 // The engine lives as long as the backend, so the lock need not be held while it is used.
 Engine* Group::running(bool stop) {
+  if (!isHere()) return nullptr;
   std::lock_guard<std::mutex> lock(engine_mutex_);
   stopped_ = stopped_ || stop;
   return engine_.get();
 }
 
+void Group::expectHere(const std::string& op) const {
+  TORCH_CHECK_WITH(DistBackendError, isHere(), "lowcomm: ", op, " on group ", name(),
+                   ": expected the process that made the group, ", process_.id(), ", got ", ::getpid(),
+                   ", which it forked and which has none of its connections; make a group in the child");
+}
+
 Engine& Group::engine() {
+  expectHere("an operation");
   Engine* engine = running();
   TORCH_CHECK_WITH(DistBackendError, engine && !stopped_, "lowcomm: group ", name(),
                    " was shut down: expected a living group");
@@ -70,6 +78,7 @@ bool Group::lives() {
 }
 
 void Group::expectLiving(const std::string& op) {
+  expectHere(op);
   Engine* engine = running();
   const std::string why = engine ? engine->endedWhy() : "";
   TORCH_CHECK_WITH(DistBackendError, why.empty(), "lowcomm: ", op, " on group ", name(),
@@ -100,9 +109,14 @@ void InnerBackends::openHost() {
 }
 
 void InnerBackends::close() {
+  BackendPtr device;       // goes after the lock
+  if (!group_.isHere()) {  // their threads are elsewhere
+    host_.release();
+    device_.release();
+    return;
+  }
   host_.reset();
   store_.reset();
-  BackendPtr device;  // goes after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   asked_ = true;
   device.swap(device_);

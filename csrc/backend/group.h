@@ -13,6 +13,7 @@
 #include "backend/options.h"
 #include "backend/stats.h"
 #include "backend/work.h"
+#include "base/process.h"
 #include "engine/engine.h"
 
 namespace lowcomm {
@@ -26,7 +27,7 @@ class Group {
 
   const int rank, size;
   const c10::intrusive_ptr<Options> options;
-  const std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
+  const std::shared_ptr<CallbackThreads> callbacks{new CallbackThreads, UnlessForked()};
   Stats stats;
   std::atomic<uint64_t> sequence{0};  // the number of the last op
 
@@ -60,7 +61,11 @@ class Group {
   // The engine; throws DistBackendError where the group was shut down.
   Engine& engine();
 
-  // The engine if there is one, also of a group that is over. `stop`: no op is issued from now on.
+  // Whether this is the process that made the group, and no child that it forked.
+  bool isHere() const { return process_.isHere(); }
+
+  // The engine if there is one and this is its process, also of a group that is over. `stop`: no op is issued from now
+  // on.
   Engine* running(bool stop = false);
 
   // The same for an object that outlives the group.
@@ -71,8 +76,8 @@ class Group {
 
   bool lives();
 
-  // An op of a group that is over fails at once, with the first cause, also where the inner backend would have served
-  // it: DistBackendError.
+  // An op of a group that is over, or in a child that the group's process has forked, fails at once, with the first
+  // cause, also where the inner backend would have served it: DistBackendError.
   void expectLiving(const std::string& op);
 
   // For an op that is put off and may outlive the group: keeps the backend while the result of the call lives. The call
@@ -80,7 +85,10 @@ class Group {
   std::function<BackendPtr()> living(const char* op) const;
 
  private:
+  void expectHere(const std::string& op) const;
+
   c10d::Backend& owner_;
+  const Process process_;
   mutable std::mutex settings_mutex_;
   Settings settings_;
   std::mutex engine_mutex_;

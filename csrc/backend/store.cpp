@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/process.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 
@@ -33,14 +34,14 @@ void expectFits(const std::vector<uint8_t>& value) {
 
 }  // namespace
 
-PortStore::PortStore(const c10d::TCPStoreOptions& options, std::unique_ptr<tcp::TunnelExit> exit,
-                     std::unique_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server)
+PortStore::PortStore(const c10d::TCPStoreOptions& options, std::shared_ptr<tcp::TunnelExit> exit,
+                     std::shared_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server)
     : TCPStore(kLoopback, options), exit_(std::move(exit)), entry_(std::move(entry)), server_(std::move(server)) {}
 
 c10::intrusive_ptr<PortStore> PortStore::serve(milliseconds timeout, size_t ranks) {
   return translated([&] {
     auto [listener, port] = tcp::listenOnLoopback();
-    auto exit = std::make_unique<tcp::TunnelExit>(tcp::Endpoint::shared(), port, ranks);
+    std::shared_ptr<tcp::TunnelExit> exit(new tcp::TunnelExit(tcp::Endpoint::shared(), port, ranks), UnlessForked());
     c10d::TCPStoreOptions options = optionsFor(port, timeout);
     options.isServer = true;
     options.masterListenFd = ::fcntl(listener.get(), F_DUPFD_CLOEXEC, 0);  // torch closes it
@@ -51,9 +52,9 @@ c10::intrusive_ptr<PortStore> PortStore::serve(milliseconds timeout, size_t rank
 
 c10::intrusive_ptr<PortStore> PortStore::dial(const std::string& address, milliseconds timeout) {
   return translated([&] {
-    std::unique_ptr<tcp::TunnelEntry> entry;
+    std::shared_ptr<tcp::TunnelEntry> entry;
     try {
-      blocking([&] { entry = std::make_unique<tcp::TunnelEntry>(tcp::Endpoint::shared(), address, timeout); });
+      blocking([&] { entry.reset(new tcp::TunnelEntry(tcp::Endpoint::shared(), address, timeout), UnlessForked()); });
     } catch (const TransportError& error) {
       TORCH_CHECK_WITH(DistNetworkError, false, "lowcomm: ", error.what());
     }

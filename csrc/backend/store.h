@@ -31,8 +31,8 @@ class PortStore final : public c10d::TCPStore {
   static c10::intrusive_ptr<PortStore> dial(const std::string& address, std::chrono::milliseconds timeout);
 
   // Use the two above. One of the three is not null; `server`: of which this is a clone.
-  PortStore(const c10d::TCPStoreOptions& options, std::unique_ptr<tcp::TunnelExit> exit,
-            std::unique_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server);
+  PortStore(const c10d::TCPStoreOptions& options, std::shared_ptr<tcp::TunnelExit> exit,
+            std::shared_ptr<tcp::TunnelEntry> entry, c10::intrusive_ptr<c10d::Store> server);
 
   // The clone has its own connection, so a wait for a key does not block other requests.
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -48,8 +48,8 @@ class PortStore final : public c10d::TCPStore {
  private:
   void reachServer();
 
-  const std::unique_ptr<tcp::TunnelExit> exit_;
-  const std::unique_ptr<tcp::TunnelEntry> entry_;
+  const std::shared_ptr<tcp::TunnelExit> exit_;
+  const std::shared_ptr<tcp::TunnelEntry> entry_;
   const c10::intrusive_ptr<c10d::Store> server_;
 };
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -86,7 +87,7 @@ std::shared_ptr<Endpoint> Endpoint::shared() {
   const bool is_forked = std::exchange(process, ::getpid()) != ::getpid();  // then its thread is not here
   const EndpointOptions options = EndpointOptions::fromEnvironment();
   if (!endpoint || is_forked) {
-    only = endpoint = std::make_shared<Endpoint>(options);
+    only = endpoint = {new Endpoint(options), UnlessForked()};
     // A group that nobody destroys still has it when the process ends, and OpenSSL, if it is not ours alone, cleans up
     // then: before it does, for it was there first, the thread rests.
     static const int at_exit = std::atexit([] {

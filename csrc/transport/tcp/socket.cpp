@@ -5,10 +5,14 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <bit>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 
@@ -19,6 +23,24 @@ namespace lowcomm::tcp {
 namespace {
 
 constexpr int kBacklog = 128;
+
+// A bit for each descriptor below kCounted that an Fd owns: all that a forked child needs to close them.
+constexpr int kCounted = 1 << 16;
+std::atomic<uint64_t> owned[kCounted / 64];
+
+bool isCounted(int fd) {
+  return fd >= 0 && fd < kCounted;
+}
+constexpr uint64_t bitOf(int fd) {
+  return uint64_t{1} << fd % 64;
+}
+
+void closeAll() {
+  for (int at = 0; at < kCounted; at += 64) {
+    for (uint64_t bits = owned[at / 64].exchange(0); bits != 0; bits &= bits - 1)
+      ::close(at + std::countr_zero(bits));
+  }
+}
 
 void setOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
@@ -37,8 +59,15 @@ Addresses lookUp(const std::string& host, const std::string& port, int flags, co
 
 }  // namespace
 
+Fd::Fd(int fd) : fd_(fd) {
+  [[maybe_unused]] static const int at_fork = ::pthread_atfork(nullptr, nullptr, &closeAll);
+  if (isCounted(fd)) owned[fd / 64] |= bitOf(fd);
+}
+
 Fd::~Fd() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  if (isCounted(fd_) && !(owned[fd_ / 64].fetch_and(~bitOf(fd_)) & bitOf(fd_))) return;  // a forked child has closed it
+  ::close(fd_);
 }
 
 bool wouldBlock() {

@@ -10,10 +10,11 @@
 
 namespace lowcomm::tcp {
 
-// A file descriptor that is closed with its owner; -1: none.
+// A file descriptor that is closed with its owner; -1: none. A child that the process forks closes its copies before it
+// does anything else: peers are to see that a process has ended, whoever still has its memory.
 class Fd {
  public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
+  explicit Fd(int fd = -1);
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
     std::swap(fd_, other.fd_);

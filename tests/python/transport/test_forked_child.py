@@ -1,0 +1,111 @@
+"""A child that a rank forks (a DataLoader's worker, say): it keeps no connection of the rank's open, and hangs at nothing."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+DEADLINE_S = 90.0  # the harness's, which finds what hangs
+NEVER_S = 60 * DEADLINE_S
+
+
+def _init(r, transport, **options):
+    import torch_lowcomm as lc
+
+    r.init(timeout_s=NEVER_S, pg_options=lc.Options(transport=transport, **options))
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+
+
+def _killed(r):
+    _init(r, "tcp")
+    if r.rank == 1:
+        if os.fork() == 0:
+            time.sleep(2 * DEADLINE_S)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(1000))
+    return str(caught.value)
+
+
+def test_a_peer_learns_of_a_killed_rank_whose_child_lives():
+    own, _ = ranks.run_ranks(_killed, 2, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
+    assert "the peer's process or group is gone" in own
+
+
+def _in_child(parent, peer, folder):
+    """What a program may do in a child that has not made a group of its own yet, and then with one."""
+    x = torch.ones(10)
+    for op in (
+        dist.all_reduce,
+        lambda t: dist.all_gather([x, x], t),
+        lambda t: dist.send(t, peer),
+        lambda t: dist.barrier(),
+    ):
+        with pytest.raises(dist.DistBackendError) as caught:
+            op(x)
+        assert f"expected the process that made the group, {parent}, got {os.getpid()}" in str(caught.value)
+    dist.destroy_process_group()
+    dist.init_process_group("lowcomm", init_method=f"file://{folder}/child{parent}", rank=0, world_size=1)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+
+
+def _forks(r, transport, policy):
+    _init(r, transport, policy=policy, min_bytes=0)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            _in_child(parent, 1 - r.rank, r.folder)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    return os.waitstatus_to_exitcode(status), round(x[0].item(), 2)
+
+
+@pytest.mark.parametrize("policy", ["", "all_reduce=minmax8; all_gather=minmax8; p2p=sym4"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_ops_of_a_child_are_refused_and_the_group_goes_on(transport, policy):
+    assert ranks.run_ranks(_forks, 2, transport, policy, timeout=DEADLINE_S) == [(0, 2)] * 2
+
+
+def _ends(r):
+    _init(r, "tcp")
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # the interpreter is finalised, and the group with it
+    _, status = os.waitpid(child, 0)
+    dist.barrier()
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_child_ends_as_a_program_does():
+    assert ranks.run_ranks(_ends, 2, timeout=DEADLINE_S) == [0, 0]
+
+
+def _loads(r, transport):
+    _init(r, transport)
+    total = torch.zeros(1)
+    for batch in DataLoader(list(range(32)), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+        total += batch.sum()
+        dist.all_reduce(total)
+        total /= r.size
+    return total.item()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_a_loader_with_workers_feeds_a_group(transport):
+    assert ranks.run_ranks(_loads, 2, transport, timeout=DEADLINE_S) == [sum(range(32))] * 2
