@@ -198,6 +198,7 @@ void Engine::loop() {
       std::exception_ptr error = attempt(op, [&] {
         op.note([](OpProgress::State& state) { state.start(); });
         entry.job(op);
+        transport_->acknowledge();
         op.note([&](OpProgress::State& state) {
           state.sent_bytes = op.counters.wire_bytes;
           state.received_bytes = op.counters.received_bytes;

@@ -102,6 +102,11 @@ class Transport {
     throw cannot("receive with a callback");
   }
 
+  // Before an op ends, and maybe the process with it: returns when the kernel has what peers are told of the messages
+  // that came, which end their sends. Does not wait where other messages are before it, nor long for a connection that
+  // is lost.
+  virtual void acknowledge() {}
+
   // One a connection, by peer and lane; none where the connections are not the transport's own.
   virtual std::vector<ConnectionReport> report() const { return {}; }
 

@@ -23,6 +23,7 @@ class ForwardingTransport : public Transport {
     return inner_->irecv(lane, peer, tag, data);
   }
   void cancel(Lane lane) override { inner_->cancel(lane); }
+  void acknowledge() override { inner_->acknowledge(); }
   bool canCloseTags() const override { return inner_->canCloseTags(); }
   void closeTag(Lane lane, int peer, uint32_t tag) override { inner_->closeTag(lane, peer, tag); }
   std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {

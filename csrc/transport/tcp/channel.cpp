@@ -145,6 +145,18 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   return delivery;
 }
 
+void Channel::acknowledge(std::chrono::milliseconds patience) {
+  constexpr uint64_t kWordsAlone = 16 * 1024;  // no messages are among so few bytes, or short ones
+  std::unique_lock lock(mutex_);
+  if (told_ > written_ + kWordsAlone) return;
+  written_more_.wait_for(lock, patience, [&] { return failed_ || told_ <= written_; });
+}
+
+void Channel::wrote(uint64_t end) {
+  written_ = end;
+  written_more_.notify_all();
+}
+
 std::span<std::byte> Channel::room() {
   if (incoming_ && incoming_->given_up) {
     dropped_.resize(kShortPieceBytes);
@@ -286,6 +298,7 @@ void Channel::finish(Incoming& message) {
   uncount(message);
   message.delivery->complete(message.record.bytes);
   out_.append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
+  told_ = out_.end();
   coming_.erase(message.record.number);
 }
 
@@ -338,6 +351,7 @@ void Channel::fail(Kind kind, const std::string& why) {
   early_.clear();
   incoming_ = nullptr;
   out_.clear();
+  written_more_.notify_all();
 }
 
 }  // namespace lowcomm::tcp

@@ -87,6 +87,9 @@ class Channel {
   // The lowest tag from `first` on of a message that has begun to come and has no receive.
   std::optional<uint32_t> unclaimed(uint32_t first);
 
+  // As Transport::acknowledge: waits no longer than `patience`.
+  void acknowledge(std::chrono::milliseconds patience = std::chrono::milliseconds(100));
+
   // Every message under way fails, and later ones do. Of several calls the first counts.
   void fail(TransportError::Kind kind, const std::string& why);
   bool failed();
@@ -106,6 +109,9 @@ class Channel {
 
   // The message under way, if there is one, ends here. WireError in the middle of a record.
   void cut();
+
+  // The connection has written the stream out as far as `end`.
+  void wrote(uint64_t end);
 
  private:
   static constexpr const char* kByPeer = "the message was cancelled by the peer";
@@ -170,6 +176,9 @@ class Channel {
   std::string why_;
 
   OutStream out_;
+  uint64_t told_ = 0,
+           written_ = 0;  // of out_: the end of what was last said of a message that came, and of what is written
+  std::condition_variable written_more_;
   uint64_t sent_ = 0;     // messages
   uint64_t unasked_ = 0;  // costs of undelivered messages that were not offered
   uint64_t offered_ = 0;  // messages that the peer has not wanted yet

@@ -53,7 +53,12 @@ std::optional<uint64_t> Connection::next() {
 std::optional<std::string> Connection::unblock() {
   if (auto over = pipe_->flush()) return over;
   blocked_.reset();
-  if (pipe_->holds()) blocked_ = Clock::now();  // it has taken some of it
+  if (pipe_->holds()) {
+    blocked_ = Clock::now();  // it has taken some of it
+  } else if (out_header_left_ + out_left_ == 0) {
+    const auto lock = channel_.lock();
+    channel_.wrote(out_);
+  }
   return {};
 }
 
@@ -82,6 +87,7 @@ std::optional<std::string> Connection::write() {
     out_ += written.bytes - of_header;
   }
   const bool all = out_header_left_ + out_left_ == 0 && !pipe_->holds();
+  if (all) channel_.wrote(out_);
   if (!all && !blocked_) blocked_ = Clock::now();
   return {};
 }

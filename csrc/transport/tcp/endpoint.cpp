@@ -88,10 +88,10 @@ std::shared_ptr<Endpoint> Endpoint::shared() {
   const EndpointOptions options = EndpointOptions::fromEnvironment();
   if (!endpoint || is_forked) {
     only = endpoint = {new Endpoint(options), UnlessForked()};
-    // A group that nobody destroys still has it when the process ends, and OpenSSL, if it is not ours alone, cleans up
-    // then: before it does, for it was there first, the thread rests.
+    // A group that is not destroyed still has it when the process ends: its thread rests before static objects go, and
+    // before OpenSSL, if it is not ours alone, cleans up.
     static const int at_exit = std::atexit([] {
-      if (const auto living = only.lock(); living && living->tls() && process == ::getpid()) living->halt();
+      if (const auto living = only.lock(); living && process == ::getpid()) living->halt();
     });
     if (at_exit != 0) throw ValueError("at exit: expected room for a function, got none");
   } else if ((endpoint->tls() ? std::optional(endpoint->tls()->secret()) : std::nullopt) != options.secret) {

@@ -82,6 +82,13 @@ class TcpTransport final : public Transport {
     }
   }
 
+  void acknowledge() override {
+    for (const auto& channels : links_) {
+      for (const auto& link : channels)
+        link->channel.acknowledge();
+    }
+  }
+
   bool canCloseTags() const override { return true; }
 
   void closeTag(Lane lane, int peer, uint32_t tag) override {

@@ -48,7 +48,7 @@ c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, 
   return c10::make_intrusive<InnerWork>(
       work, c10d::OpType::ALLREDUCE, 0, 1,
       InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()}, std::move(outputs),
-      std::move(threads), std::move(finish));
+      std::move(threads), std::move(finish), /*on_host=*/false);
 }
 
 c10::TypePtr tensors() {

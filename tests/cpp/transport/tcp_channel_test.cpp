@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -76,6 +80,43 @@ TEST(TcpChannel, HoldsLittleThatHasNoReceive) {
   const auto lock = pair.b.lock();
   EXPECT_GE(pair.b.in(), 4 * kMessageBytes);
   EXPECT_LE(pair.b.in(), kUnaskedBytes + 100 * kRecordHeaderBytes);
+}
+
+// An op ends, and maybe its process: what its peer waits for is written by then.
+TEST(TcpChannel, AcknowledgesWhatHasCome) {
+  constexpr std::chrono::hours kForEver{1};
+  Pair pair;
+  const Bytes data = message(1000, 1);
+  Bytes room(1000);
+  pair.b.acknowledge(kForEver);  // nothing has come
+  const auto receive = pair.b.receive(0, room);
+  const auto send = pair.a.send(0, data);
+  pair.settle();
+  receive->wait(0, kLong);
+  std::atomic<bool> is_written{false};
+  auto acknowledged = std::async(std::launch::async, [&] {
+    pair.b.acknowledge(kForEver);
+    return is_written.load();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  {
+    const auto lock = pair.b.lock();
+    is_written = true;
+    pair.b.wrote(pair.b.out().end());
+  }
+  EXPECT_TRUE(acknowledged.get());
+  pair.b.acknowledge(kForEver);
+  // Behind a message that has yet to be written it would take long: the peer's op waits for that too.
+  const Bytes large = message(kMessageBytes, 2);
+  const auto back = pair.b.send(1, large);
+  const auto second = pair.b.receive(2, room);
+  const auto again = pair.a.send(2, data);
+  pair.settle();
+  second->wait(0, kLong);
+  pair.b.acknowledge(kForEver);
+  // Nor for a channel that has failed.
+  pair.b.fail(TransportError::Kind::closed, "test");
+  pair.b.acknowledge(kForEver);
 }
 
 // Empty messages take memory too: so many are offered in place of being sent, and so many offers are an error.
