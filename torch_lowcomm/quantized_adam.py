@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
 from torch_lowcomm._adam_warm_up import WarmUp
+from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._ddp_around import ranks_of_ddp
 from torch_lowcomm.codec import codec as checked_codec
@@ -187,13 +188,13 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
 
         Returns:
             As torch's optimizers. The state of a parameter is {"step", "variance_step" (the steps in which v has changed),
-            "exp_avg" (m), "exp_avg_sq" (v), "rank<r>.residual" (r: this rank), and "rounding" of other types than float32}; all
-            float32, the optimizer's own memory.
+            "exp_avg" (m), "exp_avg_sq" (v), "rank<r>.residual" (r: this rank), and "rounding" of other types than float32, all
+            float32, the optimizer's own memory; "rank<r>.crc", a checksum of them}.
         """
         numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
         return {
             "state": {
-                numbers[id(p)]: {_key(name): _like(p, name, tensor) for name, tensor in state.items()}
+                numbers[id(p)]: _summed({_key(name): _like(p, name, tensor) for name, tensor in state.items()})
                 for p, state in zip(self._trained, self._core.state(), strict=True)
             },
             "param_groups": super().state_dict()["param_groups"],
@@ -203,7 +204,8 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         """Loads what `state_dict` returned on this rank. All ranks load before the same step.
 
         Raises:
-            ValueError: The state is of other parameters, or of another rank. Nothing has changed.
+            ValueError: The state is of other parameters or another rank, or it is damaged or was changed, by its checksum.
+                Nothing has changed.
         """
         before = super().state_dict()["param_groups"]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
@@ -211,7 +213,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             given = dict(
                 zip((id(p) for g in self.param_groups for p in g["params"]), _numbers(state_dict), strict=True)
             )
-            states = [state_dict["state"].get(given[id(p)], {}) for p in self._trained]
+            states = [_checked(state_dict["state"].get(given[id(p)], {})) for p in self._trained]
             own = {_key("residual"): "residual"}
             self._core.load(
                 [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
@@ -248,6 +250,28 @@ def _plain(state: Any) -> Any:
 def _key(name: str) -> str:
     """A residual is this rank's own, and distributed checkpoints keep one tensor of a name."""
     return f"rank{dist.get_rank()}.residual" if name == "residual" else name
+
+
+def _crc() -> str:
+    return f"rank{dist.get_rank()}.crc"
+
+
+def _summed(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, _crc(): torch.tensor(checksum(state))}
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter without its checksum.
+
+    Raises:
+        ValueError: It is of other values.
+    """
+    if not state or _key("residual") not in state:  # none, or another rank's: that is said by what it lacks
+        return state
+    values = {name: value for name, value in state.items() if name != _crc()}
+    crc = state.get(_crc())
+    expect_checksum("QuantizedAdam", values, int(crc) if isinstance(crc, torch.Tensor) else crc)
+    return values
 
 
 def _numbers(state_dict: dict[str, Any]) -> list[int]:

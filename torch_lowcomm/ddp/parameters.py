@@ -133,11 +133,19 @@ class Parameters:
         Raises:
             ValueError: A tensor is missing, or has another shape or dtype. Nothing has changed.
         """
-        for entry in self:
-            self._check(entry, tensors)
+        self.check(tensors)
         for entry in self:
             self._fill(entry, tensors)
         self._loaded = self._untaken(tensors)
+
+    def check(self, tensors: dict[str, Any]) -> None:
+        """Compares what `load` would be given.
+
+        Raises:
+            ValueError: As `load`.
+        """
+        for entry in self:
+            self._check(entry, tensors)
 
     def load_own(self, tensors: dict[str, Any]) -> None:
         """Loads a copy's tensors, of whatever rank: factors, which are equal on all ranks, and residuals of this rank."""
@@ -156,6 +164,8 @@ class Parameters:
                     "torch.distributed.checkpoint needs a State with model="
                 )
             given = tensors[name]
+            if not isinstance(given, torch.Tensor):
+                raise ValueError(f"ddp: {name}: expected a tensor, got {given!r}")
             if given.shape != kept.shape or given.dtype != kept.dtype:
                 raise ValueError(
                     f"ddp: {name}: expected {kept.dtype} of shape {tuple(kept.shape)}, got {given.dtype} of shape "

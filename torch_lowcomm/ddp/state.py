@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
+from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm.ddp.options import StateOptions
 from torch_lowcomm.ddp.parameters import Named, Parameters
 from torch_lowcomm.ddp.step import Step
@@ -232,16 +233,17 @@ class State:
         Returns:
             {"world_size", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype",
             "rank<r>.<parameter>.residual": float32 of the parameter's shape, or the bytes of 8 bits,
-            "<parameter>.factor": float32 [rank, columns]}. The tensors are the state's own: do not write to them.
+            "<parameter>.factor": float32 [rank, columns], "rank<r>.crc"}. The tensors are the state's own: do not write to them.
         """
         backend, parameters = self._on_group()
-        return {
+        state = {
             "world_size": backend.size(),
             "steps": self._steps,
             "grad_scale": self._scale,
             **self._options.of_state(),
             **parameters.state_dict(),
         }
+        return {**state, f"rank{backend.rank()}.crc": checksum(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what `state_dict` returned on this rank. Call it between steps.
@@ -249,8 +251,9 @@ class State:
         Residuals belong to the ranks of one world size; they are not redistributed for another.
 
         Raises:
-            ValueError: The state is of another world size, rank of the group or kind, or does not fit a parameter. The message
-                has expected and actual, and nothing has changed. A parameter that is not known yet raises it when it comes.
+            ValueError: The state is of another world size, rank of the group or kind, does not fit a parameter, or is damaged
+                or was changed, by its checksum. The message has expected and actual, and nothing has changed. A parameter that
+                is not known yet raises it when it comes.
         """
         backend, parameters = self._on_group()
         for name, value in {"world_size": backend.size(), **self._options.of_state()}.items():
@@ -258,7 +261,11 @@ class State:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
-        tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        crc = f"rank{backend.rank()}.crc"
+        fields = {"world_size", "steps", "grad_scale", *self._options.of_state(), crc}
+        tensors = {name: value for name, value in state.items() if name not in fields}
+        parameters.check(tensors)
+        expect_checksum("ddp", {name: value for name, value in state.items() if name != crc}, state.get(crc))
         parameters.load(tensors)
         self._steps = int(state["steps"])
         self._scale = float(state["grad_scale"])

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torch_lowcomm._checksum import checksum, expect_checksum
+
 
 def saved(inner: dict[str, Any]) -> bytes:
     """Returns an inner optimizer's state_dict as the bytes that `packed` takes."""
@@ -44,8 +46,10 @@ def packed(
         else:
             (varying if _varies(name) or (by_clock and _counts_steps(name)) else equal)[name] = tensor
     content = io.BytesIO()
-    torch.save({"outer": varying, "outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}, content)
-    parts = {shared: equal, own: {"outer": kept, "packed": content.getvalue(), "inner": inner}}
+    steps = {"outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}
+    torch.save({"outer": varying, **steps, "shared_crc": checksum(equal)}, content)
+    mine: dict[str, Any] = {"outer": kept, "packed": content.getvalue(), "inner": inner}
+    parts = {shared: equal, own: {**mine, "crc": checksum(mine)}}
     return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
 
@@ -56,7 +60,7 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
         (the tensors that `_C.DiLoCoX.load` takes, the inner optimizer's state_dict).
 
     Raises:
-        ValueError: A part is missing, or the two parts are of different steps.
+        ValueError: A part is missing, the two parts are of different steps, or anything else than what was saved.
     """
     groups = state_dict.get("param_groups") or [{}]
     parts = {key: value for key, value in groups[0].items() if key != "params"}
@@ -65,15 +69,18 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
             raise ValueError(
                 f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(parts)}: each rank loads its own"
             )
-    mine = parts[own]
+    mine = {key: value for key, value in parts[own].items() if key != "crc"}
+    expect_checksum("DiLoCoX", mine, parts[own].get("crc"))
     content = torch.load(io.BytesIO(mine["packed"]), weights_only=True)
     unit = "steps" if "steps" in parts[shared] else "outer_steps"
-    shared_steps = int(parts[shared][unit])
-    if content[unit] != shared_steps:  # as where rank 0's state is broadcast to ranks that have none
+    shared_steps = parts[shared].get(unit)
+    # As where rank 0's state is broadcast to ranks that have none.
+    if isinstance(shared_steps, torch.Tensor) and content[unit] != int(shared_steps):
         raise ValueError(
-            f"DiLoCoX: load_state_dict: expected {own!r} of {'inner' if unit == 'steps' else 'outer'} step {shared_steps}, "
+            f"DiLoCoX: load_state_dict: expected {own!r} of {'inner' if unit == 'steps' else 'outer'} step {int(shared_steps)}, "
             f"as {shared!r}, got one of {content[unit]}: each rank loads its own"
         )
+    expect_checksum("DiLoCoX", parts[shared], content["shared_crc"])
     kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
     return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]), weights_only=True)
 

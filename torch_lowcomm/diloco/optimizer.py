@@ -356,7 +356,8 @@ class DiLoCoX(OptimizerAround):
 
         Raises:
             ValueError: The state is of another model, number of ranks, mode or number of fragments; this rank's part is
-                missing; or the group is a Membership (use `resume=`). Nothing has changed.
+                missing; the state is damaged or was changed, by its checksum; or the group is a Membership (use `resume=`).
+                Nothing has changed.
         """
         self._expect_own("load_state_dict")
         if self._elastic is not None:
@@ -372,7 +373,7 @@ class DiLoCoX(OptimizerAround):
         self.inner.load_state_dict(inner)
         try:
             self._outer.load(outer)
-        except ValueError:
+        except Exception:
             self.inner.load_state_dict(before)
             raise
         finally:

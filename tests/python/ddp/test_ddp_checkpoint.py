@@ -8,6 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm._checksum import checksum
 
 CASES = {
     "coded": {"codec": "sym4:bucket=128"},
@@ -152,7 +153,9 @@ def _late(r):
     r.init()
     state = lc.ddp.State()
     model = ddp_model.make(state)
-    state.load_state_dict({**state.state_dict(), f"rank{r.rank}.0.residual": torch.zeros(5, 5)})
+    crc = f"rank{r.rank}.crc"
+    other = {k: v for k, v in state.state_dict().items() if k != crc} | {f"rank{r.rank}.0.residual": torch.zeros(5, 5)}
+    state.load_state_dict({**other, crc: checksum(other)})
     with pytest.raises(ValueError, match=r"rank\d.0.residual: expected .* of shape \(96, 48\), got .* \(5, 5\)"):
         ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
 

@@ -48,7 +48,7 @@ def _own(optimizer):
 
 def _shared(optimizer):
     state = _own(optimizer)["state"]
-    return {n: {k: t for k, t in s.items() if "residual" not in k} for n, s in state.items()}
+    return {n: {k: t for k, t in s.items() if not k.startswith("rank")} for n, s in state.items()}
 
 
 def _warm_up(r):
