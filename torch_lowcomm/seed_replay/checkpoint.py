@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_lowcomm import _C
+from torch_lowcomm.seed_replay.log_file import LogFile
 
 if TYPE_CHECKING:
     from torch_lowcomm.seed_replay.optimizer import SeedReplay
@@ -18,7 +18,7 @@ logger = logging.getLogger("torch_lowcomm")
 
 
 class Checkpoint:
-    """Snapshots `snapshot-<iteration>.pt` and, from each on, `log-<iteration>.bin`: records one behind another.
+    """Snapshots `snapshot-<iteration>.pt` and, from each on, `log-<iteration>.bin` and its checksums (`LogFile`).
 
     A record is written before the next iteration starts, so that a process that is killed loses one record at most. A
     snapshot gets its name when it is whole. The last two snapshots stay, with their logs: `core.log` reaches back to the one
@@ -32,28 +32,36 @@ class Checkpoint:
     def __init__(self, folder: Path, every: int) -> None:
         self._folder, self._every = folder, every
         self._begin = self._next = 0  # the last snapshot's iteration, and that of the record to come
+        self._current = self._log(0)
         self._restoring = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, optimizer: SeedReplay) -> None:
         """Brings model and optimizer to where the folder is; makes the first snapshot if it is empty.
 
+        The last snapshot but one is needed for others only: what is wrong with it, or its log, is warned of.
+
         Raises:
-            ValueError: The snapshot is of another model or other options.
+            ValueError: The last snapshot is of another model or other options, or is damaged and the one before does not lead
+                to it.
         """
         found = self._snapshots()
         if not found:
             self.restart(optimizer)
             return
         self._restoring = True
-        for begin in found[-2:]:
-            if optimizer.iteration != begin or begin == found[-2:][0]:
-                optimizer.load_snapshot(torch.load(self._folder / f"snapshot-{begin}.pt", weights_only=True))
-            records = self._records(begin)
-            if records:
-                optimizer.replay(records)
+        *before, last = found[-2:]
+        for begin in before:
+            try:
+                self._load(optimizer, begin)
+                self._replay(optimizer, begin)
+            except Exception as error:
+                logger.warning("SeedReplay: iteration %d of %s: skipped: %s", begin, self._folder, error)
+        if not before or optimizer.iteration != last:
+            self._load(optimizer, last)
+        self._replay(optimizer, last)
         self._restoring = False
-        self._begin, self._next = found[-1], optimizer.iteration
+        self._begin, self._next = last, optimizer.iteration
 
     def restart(self, optimizer: SeedReplay) -> None:
         """Begins again: no record led to the present weights, and so nothing in the folder does."""
@@ -63,12 +71,11 @@ class Checkpoint:
         for before in self._snapshots():
             if before != begin:
                 self._remove(before)
-        self._log(begin).unlink(missing_ok=True)
+        self._log(begin).remove()
 
     def applied(self, optimizer: SeedReplay) -> None:
         """Writes the records that the optimizer has applied since the last call."""
-        with self._log(self._begin).open("ab") as file:
-            file.write(optimizer.core.log_from(self._next))
+        self._current.append(optimizer.core.log_from(self._next))
         self._next = optimizer.iteration
         if optimizer.iteration - self._begin >= self._every:
             before = self._begin
@@ -84,27 +91,30 @@ class Checkpoint:
         torch.save(optimizer.snapshot(), part)
         part.rename(path)
         self._begin = self._next = optimizer.iteration
+        self._current = self._log(self._begin)
         return self._begin
+
+    def _load(self, optimizer: SeedReplay, begin: int) -> None:
+        path = self._folder / f"snapshot-{begin}.pt"
+        try:
+            saved = torch.load(path, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"SeedReplay: {path}: expected a snapshot, got a damaged file: {error}") from error
+        optimizer.load_snapshot(saved)
+
+    def _replay(self, optimizer: SeedReplay, begin: int) -> None:
+        self._current = self._log(begin)
+        records = self._current.read()
+        if records:
+            optimizer.replay(records)
 
     def _remove(self, begin: int) -> None:
         (self._folder / f"snapshot-{begin}.pt").unlink()
-        self._log(begin).unlink(missing_ok=True)
-
-    def _records(self, begin: int) -> bytes:
-        """Reads a snapshot's log, without the last record if a process was killed while it wrote it."""
-        log = self._log(begin)
-        records = log.read_bytes() if log.exists() else b""
-        whole = _C.ReplayRecords(records).whole_prefix
-        if len(whole) < len(records):
-            logger.warning("%s: dropped %d bytes of a record that was not whole", log, len(records) - len(whole))
-            part = log.with_suffix(".part")
-            part.write_bytes(whole)
-            part.rename(log)
-        return whole
+        self._log(begin).remove()
 
     def _snapshots(self) -> list[int]:
         names = (re.fullmatch(r"snapshot-(\d+)\.pt", path.name) for path in self._folder.iterdir())
         return sorted(int(name.group(1)) for name in names if name)
 
-    def _log(self, begin: int) -> Path:
-        return self._folder / f"log-{begin}.bin"
+    def _log(self, begin: int) -> LogFile:
+        return LogFile(self._folder / f"log-{begin}.bin")

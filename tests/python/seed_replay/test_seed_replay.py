@@ -262,7 +262,7 @@ def test_a_folder_brings_a_machine_back(tmp_path):
     model, optimizer = seed_replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
     seed_replay_model.train(model, optimizer, 10)
     sums = optimizer.core.checksum()
-    files = ["log-4.bin", "log-8.bin", "snapshot-4.pt", "snapshot-8.pt"]
+    files = [*(f"log-{n}.{kind}" for n in (4, 8) for kind in ("bin", "crc")), "snapshot-4.pt", "snapshot-8.pt"]
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == files
     with (tmp_path / "a" / "log-8.bin").open("ab") as file:
         file.write(b"\x40\x00\x00\x00half a record")  # killed while it wrote

@@ -9,6 +9,7 @@ import pytest
 import ranks
 import seed_replay_model
 import torch.distributed as dist
+from kept_log import kept_log
 from seed_replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
@@ -30,6 +31,50 @@ def _wait_for_others(machine, seconds):
     pace = machine.exchange._pace
     pace._least_s = pace._most_s = seconds
     pace._mean_s = seconds / 2
+
+
+DAMAGES = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "a flipped bit": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("names", ["snapshot-4.pt", "log-4.bin", "snapshot-8.pt", "snapshot-4.pt log-8.bin"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_machine_starts_where_one_way_to_its_iteration_is_whole(tmp_path, how, names):
+    """A damaged last log loses what it held: the machine begins at the last snapshot or behind it."""
+    model, optimizer = seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    seed_replay_model.train(model, optimizer, 10)
+    checksum = optimizer.core.checksum()
+    for name in names.split():
+        (tmp_path / name).write_bytes(DAMAGES[how]((tmp_path / name).read_bytes()))
+    if "log-8.bin" in names and how == "a flipped bit":
+        with pytest.raises(ValueError):
+            seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+        return
+    with kept_log() as said:
+        _, again = seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    if "log-8.bin" in names:
+        assert 8 <= again.iteration < 10
+    else:
+        assert again.iteration == 10 and again.core.checksum() == checksum
+    if names == "snapshot-4.pt":
+        assert f"iteration 4 of {tmp_path}: skipped: SeedReplay: " in said[0]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_machine_with_no_whole_snapshot_says_which_file_is_damaged(tmp_path, how):
+    model, optimizer = seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    seed_replay_model.train(model, optimizer, 10)
+    for name in ("snapshot-4.pt", "snapshot-8.pt"):
+        (tmp_path / name).write_bytes(DAMAGES[how]((tmp_path / name).read_bytes()))
+    with pytest.raises(
+        ValueError, match=r"snapshot-8.pt: expected a snapshot, got a damaged file|expected weights with CRC"
+    ):
+        seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
 
 
 def _away(r, port):
@@ -172,6 +217,19 @@ def test_a_slow_snapshot_is_dropped_when_there_is_a_later_one(store):
     assert _listed(store) == _with_keys(store) == [4, 12]
     assert (quick.forgot, slow.forgot) == ([4], [])
     assert Writer(store).take() == 12
+
+
+def test_a_machine_takes_the_snapshot_before_a_damaged_one(store, tmp_path):
+    writer = Writer(store, tmp_path)
+    writer.write(4).end()
+    writer.write(8).end()
+    (tmp_path / "snapshot-8.pt").write_bytes(b"damaged")
+    with kept_log() as said:
+        assert Writer(store, tmp_path).take() == 4
+    assert "expected weights of iteration 8" in said[0]
+    (tmp_path / "snapshot-4.pt").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="expected weights of iteration 4"):
+        Writer(store, tmp_path).take()
 
 
 def test_of_two_writers_of_a_snapshot_one_writes(store):

@@ -118,23 +118,33 @@ class Snapshots:
     def take(self, store: RunStore, core: _C.SeedReplay, *, after: int) -> bool:
         """Sets the core's weights to the latest snapshot; returns False if there is none of an iteration after `after`.
 
+        A damaged one is warned of, and the one before it is taken.
+
         Raises:
-            ValueError: The snapshot has another iteration or checksum than the list says.
+            ValueError: None has the iteration and checksum that the list says.
         """
         if self._load is None:
             return False
+        damaged = None
         for told in reversed(json.loads(store.find("snapshot") or b"[]")):
             value = self._read(store, told["iteration"]) if told["iteration"] > after else None
             if value is None:
                 continue  # deleted meanwhile
-            self._load(value)
-            found = core.iteration, core.checksum()
-            if found != (told["iteration"], told["checksum"]):
-                raise ValueError(
-                    f"seed replay: snapshot: expected weights of iteration {told['iteration']} with checksum "
-                    f"{told['checksum']:#010x}, got iteration {found[0]} and {found[1]:#010x}"
+            expected = f"iteration {told['iteration']} with checksum {told['checksum']:#010x}"
+            try:
+                self._load(value)
+            except Exception as error:
+                damaged = ValueError(f"seed replay: snapshot: expected weights of {expected}, got {error}")
+            else:
+                found = core.iteration, core.checksum()
+                if found == (told["iteration"], told["checksum"]):
+                    return True
+                damaged = ValueError(
+                    f"seed replay: snapshot: expected weights of {expected}, got iteration {found[0]} and {found[1]:#010x}"
                 )
-            return True
+            logger.warning("%s", damaged)
+        if damaged is not None:
+            raise damaged
         return False
 
     def _read(self, store: RunStore, iteration: int) -> bytes | None:
