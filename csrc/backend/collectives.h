@@ -116,9 +116,9 @@ class PointToPoint {
  private:
   struct P2pRequest;
   struct P2pInFlight;
+  using Exact = std::function<WorkPtr(c10d::Backend& inner, Tensors& tensors)>;
 
-  WorkPtr exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
-                       std::function<WorkPtr(c10d::Backend&)> call);
+  WorkPtr exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag, Exact call);
   void checkPeer(const char* name, int peer) const;
   void checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const;
   std::shared_ptr<P2pRequest> requestOf(c10d::OpType type, const Tensors& tensors, int peer, int tag);

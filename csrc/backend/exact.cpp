@@ -160,7 +160,35 @@ WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::Al
 }
 
 WorkPtr exactAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return allReduced<&c10d::Backend::allreduce_coalesced>(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts);
+  auto copies = hostCopies(parts, "all_reduce", tensors, /*written=*/true);
+  if (!copies)
+    return allReduced<&c10d::Backend::allreduce_coalesced>(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts);
+  const HostReduction reduction = hostReduction(parts, copies->tensors, opts.reduceOp);
+  return parts.inner.issue(
+      {c10d::OpType::ALLREDUCE_COALESCED, "all_reduce", copies->tensors, tensors, {}, copies->finish},
+      [used = copies->tensors, changed = opts, reduction](c10d::Backend& inner) mutable {
+        reduction.multiply(used);
+        changed.reduceOp = reduction.op;
+        return inner.allreduce_coalesced(used, changed);
+      });
+}
+
+std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, bool written) {
+  if (tensors.empty() || tensors[0].device().is_cpu() || parts.backends.of(tensors[0]) != parts.backends.host())
+    return std::nullopt;
+  HostCopies copies;
+  for (const at::Tensor& tensor : tensors) {
+    expectNoCapture(parts.group, op, tensor);
+    copies.tensors.push_back(tensor.to(at::kCPU));
+  }
+  if (written) {
+    copies.finish = [tensors, copied = copies.tensors] {
+      at::NoGradGuard no_grad;
+      for (size_t i = 0; i < tensors.size(); ++i)
+        at::Tensor(tensors[i]).copy_(copied[i]);
+    };
+  }
+  return copies;
 }
 
 WorkPtr exactReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptions& opts) {

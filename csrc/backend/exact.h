@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include <functional>
 #include <optional>
 
 #include "backend/group_parts.h"
@@ -26,6 +27,14 @@ WorkPtr exactAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& inp
                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
 WorkPtr exactAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
 WorkPtr exactBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
+
+// A device's tensors for an op that gloo takes from the host alone, and reads at a device's address without a look.
+struct HostCopies {
+  Tensors tensors;
+  std::function<void()> finish;  // copies back what the op wrote
+};
+// Nothing where the tensors are on the host, or where their device has a backend of its own. `written`: by the op.
+std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, bool written);
 
 // Blocks until all ranks are there; a rank that does not come is a fault of the group.
 void exactMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "backend/exact.h"
 #include "backend/stats.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
@@ -240,8 +241,7 @@ void PointToPoint::finish(P2pInFlight& flight) {
   flight.buffers->finish(flight.queue.get());
 }
 
-WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
-                                   std::function<WorkPtr(c10d::Backend&)> call) {
+WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag, Exact call) {
   const bool receive = op != c10d::OpType::SEND;
   const char* name = receive ? "recv" : "send";
   const auto living = parts_.group.living(name);
@@ -256,29 +256,33 @@ WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int 
     });
   }
   checkExact(op, tensors, peer, tag);
-  const bool device = !tensors[0].device().is_cpu();
-  InnerOps::Op inner{op, name, tensors, receive ? tensors : Tensors{}};
+  const auto copies = hostCopies(parts_, name, tensors, /*written=*/receive);
+  const bool device = !copies && !tensors[0].device().is_cpu();
+  const Tensors used = copies ? copies->tensors : tensors;
+  InnerOps::Op inner{op, name, used, receive ? tensors : Tensors{}};
+  if (copies) inner.finish = copies->finish;
   inner.collective = false;
   inner.detail = ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer));
-  return parts_.blocks.putOffMessage(op, {receive, device}, [this, living, inner, call = std::move(call)] {
+  return parts_.blocks.putOffMessage(op, {receive, device}, [this, living, inner, used, call = std::move(call)] {
     const BackendPtr held = living();
-    return parts_.inner.issue(inner, call);
+    return parts_.inner.issue(
+        inner, [used = Tensors(used), call](c10d::Backend& backend) mutable { return call(backend, used); });
   });
 }
 
 WorkPtr PointToPoint::send(Tensors& tensors, int to, int tag) {
   return exactOrCoded(c10d::OpType::SEND, tensors, to, tag,
-                      [tensors, to, tag](c10d::Backend& inner) mutable { return inner.send(tensors, to, tag); });
+                      [to, tag](c10d::Backend& inner, Tensors& used) { return inner.send(used, to, tag); });
 }
 
 WorkPtr PointToPoint::recv(Tensors& tensors, int from, int tag) {
   return exactOrCoded(c10d::OpType::RECV, tensors, from, tag,
-                      [tensors, from, tag](c10d::Backend& inner) mutable { return inner.recv(tensors, from, tag); });
+                      [from, tag](c10d::Backend& inner, Tensors& used) { return inner.recv(used, from, tag); });
 }
 
 WorkPtr PointToPoint::recvAnysource(Tensors& tensors, int tag) {
   return exactOrCoded(c10d::OpType::RECVANYSOURCE, tensors, -1, tag,
-                      [tensors, tag](c10d::Backend& inner) mutable { return inner.recvAnysource(tensors, tag); });
+                      [tag](c10d::Backend& inner, Tensors& used) { return inner.recvAnysource(used, tag); });
 }
 
 }  // namespace lowcomm

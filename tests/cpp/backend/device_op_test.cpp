@@ -18,11 +18,33 @@ using namespace fake_device;
 using namespace std::chrono_literals;
 using Told = std::vector<std::string>;
 
-// Stands for gloo and NCCL, which a group of one rank asks nothing.
+struct Ended final : c10d::Work {
+  Ended() { finish(); }
+};
+
+// Stands for gloo and NCCL, which a group of one rank asks nothing but messages. Writes 9 into what it receives.
 struct Silent final : c10d::Backend {
   Silent() : c10d::Backend(0, 1) {}
   const std::string getBackendName() const override { return "silent"; }
   void setTimeout(std::chrono::milliseconds) override {}
+  WorkPtr send(Tensors& tensors, int, int) override { return handed(tensors, /*written=*/false); }
+  WorkPtr recv(Tensors& tensors, int, int) override { return handed(tensors, /*written=*/true); }
+  WorkPtr recvAnysource(Tensors& tensors, int) override { return handed(tensors, /*written=*/true); }
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions&) override {
+    return handed(tensors, /*written=*/true);
+  }
+
+  // A device's memory is not for the host to read.
+  WorkPtr handed(Tensors& tensors, bool written) {
+    for (at::Tensor& tensor : tensors) {
+      EXPECT_TRUE(tensor.device().is_cpu());
+      got.push_back(tensor.clone());
+      if (written) tensor.fill_(9);
+    }
+    return c10::make_intrusive<Ended>();
+  }
+
+  Tensors got;
 };
 
 class DeviceOpTest : public testing::Test {
@@ -35,8 +57,8 @@ class DeviceOpTest : public testing::Test {
     options->group_name = "devices";
     options->global_ranks_in_group = {0};
     options->nccl = nccl;
-    const MakeGloo gloo = [](const StorePtr&, int, int, const c10::intrusive_ptr<Options>&, std::optional<int>) {
-      return BackendPtr(c10::make_intrusive<Silent>());
+    const MakeGloo gloo = [this](const StorePtr&, int, int, const c10::intrusive_ptr<Options>&, std::optional<int>) {
+      return BackendPtr(gloo_ = c10::make_intrusive<Silent>());
     };
     const MakeNccl nccl_or_none = [this](const StorePtr&, int, int, const c10::intrusive_ptr<Options>& of) {
       ++asked_;
@@ -65,6 +87,7 @@ class DeviceOpTest : public testing::Test {
 
   int asked_ = 0;
   bool has_nccl_ = false;
+  c10::intrusive_ptr<Silent> gloo_;  // the one made last
   c10::intrusive_ptr<LowcommBackend> backend_;
 };
 
@@ -173,6 +196,41 @@ TEST_F(DeviceOpTest, NcclFalseMakesNone) {
   EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
   EXPECT_FALSE(backend_->supportsTensorAlloc(0));
   EXPECT_EQ(asked_, 0);
+}
+
+// Gloo would read and write a device's address.
+TEST_F(DeviceOpTest, GlooGetsCopiesOfMessagesOnTheHost) {
+  open(false);
+  gloo_ = c10::static_intrusive_pointer_cast<Silent>(backend_->parts().backends.host());
+  Tensors sent{onDevice({1, 2})}, received{onDevice({3, 4})};
+  EXPECT_TRUE(backend_->send(sent, 0, 1)->wait(kNoTimeout));
+  EXPECT_EQ(count("copy to host on 0:5"), 1);
+  EXPECT_EQ(count("copy to device on 0:5"), 0);
+  EXPECT_TRUE(at::equal(gloo_->got.at(0), at::tensor({1.f, 2.f})));
+  EXPECT_EQ(elementsOf(sent[0]), (std::vector<float>{1, 2}));
+  for (const bool any : {false, true}) {
+    WorkPtr work = any ? backend_->recvAnysource(received, 1) : backend_->recv(received, 0, 1);
+    EXPECT_EQ(work->result().at(0).data_ptr(), received[0].data_ptr());
+    EXPECT_TRUE(work->wait(kNoTimeout));
+    EXPECT_EQ(elementsOf(received[0]), (std::vector<float>{9, 9}));
+    received = {onDevice({3, 4})};
+  }
+  Tensors both{onDevice({1}), onDevice({2, 3})};
+  EXPECT_TRUE(backend_->allreduce_coalesced(both, {})->wait(kNoTimeout));
+  EXPECT_EQ(elementsOf(both[0]), (std::vector<float>{9}));
+  EXPECT_EQ(elementsOf(both[1]), (std::vector<float>{9, 9}));
+}
+
+// tcp promises one port and a group that outlives a cut, which NCCL does not.
+TEST_F(DeviceOpTest, TcpTakesNcclOnlyWhereItIsAskedFor) {
+  for (const std::optional<bool> nccl : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
+    Options options;
+    options.transport = "tcp";
+    options.nccl = nccl;
+    EXPECT_EQ(options.resolve().nccl, nccl.value_or(false));
+    options.transport = "gloo";
+    EXPECT_EQ(options.resolve().nccl, nccl);
+  }
 }
 
 TEST_F(DeviceOpTest, NcclTrueNeedsIt) {
