@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_lowcomm._C import Codec, Options
 
-_FIELDS = (
+FIELDS = (
     "policy",
     "min_bytes",
     "timeout",
@@ -41,4 +41,4 @@ def _options(fields: dict[str, Any]) -> Options:
 
 
 copyreg.pickle(Codec, lambda codec: (Codec, (codec.spec,)))
-copyreg.pickle(Options, lambda options: (_options, ({name: getattr(options, name) for name in _FIELDS},)))
+copyreg.pickle(Options, lambda options: (_options, ({name: getattr(options, name) for name in FIELDS},)))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import FIELDS
 from torch_lowcomm._fresh_store import fresh_store
 from torch_lowcomm.codec import caution_of_policy
 
@@ -105,6 +106,14 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     )
     _announce(backend, o.group_rank, o.group_size)
     return backend
+
+
+def without_nccl(options: _C.Options | None) -> _C.Options:
+    """Options of a group that goes on when a peer is lost: NCCL, whose watchdog then ends the process, only if asked for."""
+    options = options if options is not None else _C.Options()
+    if options.nccl is not None or os.environ.get("LOWCOMM_NCCL"):
+        return options
+    return _C.Options(**{**{name: getattr(options, name) for name in FIELDS}, "nccl": False})
 
 
 def _announce(backend: Any, rank: int, size: int) -> None:

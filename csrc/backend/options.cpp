@@ -109,6 +109,8 @@ Settings fill(const Options& o, Lookup lookup) {
     throw ValueError(std::string(o.transport ? "transport" : "LOWCOMM_TRANSPORT") + ": expected gloo or tcp, got '" +
                      settings.transport + "'");
   }
+  // NCCL has ports of its own, dials every rank, and ends the process where a connection is lost: no promise of tcp's.
+  if (!settings.nccl && settings.transport == "tcp") settings.nccl = false;
   return settings;
 }
 

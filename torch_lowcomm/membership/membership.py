@@ -13,7 +13,7 @@ from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._create import make_gloo, make_nccl
+from torch_lowcomm._create import make_gloo, make_nccl, without_nccl
 from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
@@ -118,7 +118,7 @@ class Membership(NotCopied):
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
         self._groups = PrefixStore("lowcomm/groups", store)
         self._id, self._least, self._patience_s, self._timeout = machine_id, least, patience_s, timeout
-        self._options = options or _C.Options()
+        self._options = without_nccl(options)
         self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
         self._site.told(lambda: self._lead(store, lost_after_s))
