@@ -103,6 +103,16 @@ PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 test-python: build
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
+# What has threads, processes or sockets, thirty times beside eight busy processes: hours.
+test-stress: build test-cpp
+	tests/stress.sh
+.PHONY: test-stress
+
+# The tests in Python without any of the tools and packages of tests/optional.py: it needs root.
+test-bare: build
+	tests/bare.sh $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+.PHONY: test-bare
+
 # The tree against a torch of each minor version: copies with environments of their own in build-torch/, some 6 GB each where
 # torch comes with CUDA. MINORS="2.14 2.15" or newest takes some; TIER=private tests only what uses private names of torch's,
 # and the examples, TIER=adapters a third of that, which CI does for the newest; LIMIT is how many minutes a minor may take.

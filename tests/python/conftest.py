@@ -1,5 +1,6 @@
 """Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
+import collections
 import os
 import sys
 from pathlib import Path
@@ -24,6 +25,16 @@ def pytest_collection_modifyitems(config, items):
     for worker in range(workers):
         for kind in (slow, quick):
             items += kind[worker * len(kind) // workers : (worker + 1) * len(kind) // workers]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what was not run, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section("not run")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count:5} {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)
