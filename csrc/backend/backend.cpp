@@ -35,8 +35,8 @@ KeyValues greeting(const Settings& settings) {
       {"connections", settings.connectionsText()},
       {"ring_from", std::to_string(settings.ring_from)},
       {"secret", settings.secret ? "yes" : "no"},
-      {"nccl", settings.ncclText()},
       {"transport", settings.transport},
+      {"nccl", settings.ncclText()},  // behind what it follows
   };
   return description;
 }

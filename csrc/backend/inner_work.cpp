@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <future>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -132,46 +133,42 @@ bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
 
 bool InnerWork::wait(std::chrono::milliseconds timeout) {
   bool whole = false;
-  blocking([&] {
-    const bool over = on_host_ && handlesSignals() && !endsWhileHandling(timeout);
-    whole = outcome_->settle(over ? std::chrono::milliseconds(1) : timeout);
-  });
+  blocking([&] { whole = on_host_ && handlesSignals() ? settleBeside(timeout) : outcome_->settle(timeout); });
   return whole;
 }
 
-// Runs handlers of signals until the op has ended; false where `timeout` is over first. A callback thread waits for an
-// op that can be waited for once only.
-bool InnerWork::endsWhileHandling(std::chrono::milliseconds timeout) {
-  const auto settled = std::make_shared<std::promise<void>>();
-  if (outcome_->once) {
-    threads_->run(
-        [outcome = outcome_, settled, timeout] {
-          try {
-            outcome->settle(timeout);
-          } catch (...) {
-            // Kept, for the caller's own settle().
-          }
-          settled->set_value();
-        },
-        abortOf(inner_));
+// On a callback thread, while handlers of signals run on this one. Waits for gloo's Works are not to be cut short and
+// begun again: some may be waited for once, some throw their error once.
+bool InnerWork::settleBeside(std::chrono::milliseconds timeout) {
+  constexpr int kGlances = 100;  // of an op that is about to end
+  for (int i = 0; i < kGlances; ++i) {
+    if (inner_->isCompleted()) return outcome_->settle(timeout);
+    std::this_thread::yield();
   }
+  const auto settled = std::make_shared<std::promise<bool>>();
+  auto whole = settled->get_future();
+  threads_->run(
+      [outcome = outcome_, settled, timeout] {
+        try {
+          settled->set_value(outcome->settle(timeout));
+        } catch (...) {
+          settled->set_exception(std::current_exception());
+        }
+      },
+      abortOf(inner_));
   bool interrupted = false;
-  const auto ended = [&, end = settled->get_future().share()](std::chrono::milliseconds patience) {
-    if (outcome_->once) return end.wait_for(patience) == std::future_status::ready;
-    const auto start = std::chrono::steady_clock::now();
-    try {
-      if (!interrupted) inner_->wait(patience);
-    } catch (...) {
-      if (std::chrono::steady_clock::now() - start < patience) return true;  // its error, and not the time-out's
-    }
-    return interrupted || inner_->isCompleted();
-  };
-  return waitWithSignals(outcome_->once ? kNoTimeout : timeout, ended, [&](const std::string& name) {
-    const std::string why = outcome_->op.what + ": " + name + " in its wait";
-    outcome_->op.failed(std::make_exception_ptr(PeerError(why)), /*always=*/true);
-    interrupted = true;
-    abortOf(inner_)();
-  });
+  waitWithSignals(
+      kNoTimeout,
+      [&](std::chrono::milliseconds patience) {
+        return interrupted || whole.wait_for(patience) == std::future_status::ready;
+      },
+      [&](const std::string& name) {
+        const std::string why = outcome_->op.what + ": " + name + " in its wait";
+        outcome_->op.failed(std::make_exception_ptr(PeerError(why)), /*always=*/true);
+        interrupted = true;
+        abortOf(inner_)();
+      });
+  return whole.get();
 }
 
 FuturePtr InnerWork::getFuture() {

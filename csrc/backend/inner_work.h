@@ -78,7 +78,7 @@ class InnerWork : public c10d::Work {
   };
 
  private:
-  bool endsWhileHandling(std::chrono::milliseconds timeout);
+  bool settleBeside(std::chrono::milliseconds timeout);
 
   const bool on_host_;
   std::shared_ptr<Outcome> outcome_;

@@ -1,5 +1,6 @@
 """A port with a store, by clients that FORMAT.md does not foresee: rank 0's process lives, serves others, and holds little."""
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -141,7 +142,8 @@ def test_answers_are_those_of_the_questions():
 
 def _garbage(port, _):
     stream = Stream(port)
-    stream.send(b"\xff" * 500_000)  # torch's server hangs up
+    with contextlib.suppress(ConnectionError):  # torch's server hangs up, maybe before all is sent
+        stream.send(b"\xff" * 500_000)
     assert stream.ends()
     stream.close()
 
