@@ -28,10 +28,9 @@ WANTED = {
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
     # relay, store, exact ops, ops and messages that are given up, averages that stay in codes, outer copies on
-    # the device, and loops for deltas came after the goal was set. Outer states that are handed over while training goes
-    # on moved the bound of lines, which was 49,400.
-    "files of csrc": (1, 367),
-    "lines of csrc": (1, 49_500),
+    # the device, and loops for deltas came after the goal was set. Kernels for GPUs that none had run went.
+    "files of csrc": (1, 362),
+    "lines of csrc": (1, 48_300),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

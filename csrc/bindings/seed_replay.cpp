@@ -190,7 +190,9 @@ void bindSeedReplay(py::module_& m) {
                              [](const LogBytes& held) { return bytesOf(held.records().wholePrefix()); });
   m.def(
       "crc32c",
-      [](const at::Tensor& bytes, uint32_t before) { return crc32c(bytes.const_data_ptr<uint8_t>(), bytes.numel(), before); },
+      [](const at::Tensor& bytes, uint32_t before) {
+        return crc32c(bytes.const_data_ptr<uint8_t>(), bytes.numel(), before);
+      },
       py::arg("bytes"), py::arg("before") = 0, py::call_guard<py::gil_scoped_release>(),
       "CRC-32C of a contiguous tensor of uint8 on the host, behind what `before` is that of.");
   m.def("joined_crc32c", &joinedCrc32c, py::arg("first"), py::arg("second"), py::arg("second_bytes"));
