@@ -74,8 +74,9 @@ class Options(Backend.Options):
         staged: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False, or if the
             build or the device cannot, values are copied. Ranks may differ (LOWCOMM_STAGED; 0).
         nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
-            group's first CUDA tensor on. False: never; gloo serves them through host memory, for ranks that share a GPU or
-            hosts between which NCCL does not work. True: making a group fails without NCCL (LOWCOMM_NCCL; None).
+            group's first CUDA tensor on, but not with transport="tcp". False: never; they go through host memory, for ranks
+            that share a GPU or hosts between which NCCL does not work. True: making a group fails without NCCL
+            (LOWCOMM_NCCL; None).
         transport: What carries the frames of lowcomm's ops. "gloo": connections of torch's. "tcp": connections of its own, all
             to one port a process; one that is cut is made again, and the op goes on where it was. Ops that gloo serves, the
             exact ones that no policy names, stay on gloo's connections (LOWCOMM_TRANSPORT; "gloo").

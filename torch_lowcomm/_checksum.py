@@ -32,7 +32,7 @@ def checksum(value: Any, before: int = 0) -> int:
             before = checksum(item, _text(",", before))
         return before
     if isinstance(value, bytes):
-        return _C.crc32c(torch.frombuffer(bytearray(value), dtype=torch.uint8), before) if value else before
+        return bytes_checksum(value, before)
     return _text(repr(value), before)
 
 
@@ -51,5 +51,10 @@ def expect_checksum(what: str, value: Any, expected: Any) -> None:
         )
 
 
+def bytes_checksum(data: bytes, before: int = 0) -> int:
+    """CRC-32C of bytes, behind those that `before` is the checksum of."""
+    return _C.crc32c(torch.frombuffer(bytearray(data), dtype=torch.uint8), before) if data else before
+
+
 def _text(text: str, before: int) -> int:
-    return _C.crc32c(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), before)
+    return bytes_checksum(text.encode(), before)

@@ -121,20 +121,22 @@ std::optional<ReduceKind> kindOf(const c10d::ReduceOp& op) {
   }
 }
 
-// Issues an all_reduce of `tensors`, dense copies of which the inner backend reduces by its method `kCall`.
+// Issues an all_reduce of `tensors`, dense copies of which, or `copies`, the inner backend reduces by its method
+// `kCall`.
 template <auto kCall, class Options>
-WorkPtr allReduced(GroupParts& parts, c10d::OpType type, Tensors& tensors, const Options& opts) {
+WorkPtr allReduced(GroupParts& parts, c10d::OpType type, Tensors& tensors, const Options& opts,
+                   const std::optional<HostCopies>& copies = {}) {
   Contiguous dense("all_reduce");
-  Tensors used = dense.outputs(tensors);
+  Tensors used = copies ? copies->tensors : dense.outputs(tensors);
   const HostReduction reduction = hostReduction(parts, used, opts.reduceOp);
-  return parts.inner.issue(
-      {type, "all_reduce", used, tensors,
-       parts.inner.describe("all_reduce", tensors, {{"reduce op", reduceOpName(opts.reduceOp)}}), dense.finish()},
-      [used, changed = opts, reduction](c10d::Backend& inner) mutable {
-        reduction.multiply(used);
-        changed.reduceOp = reduction.op;
-        return (inner.*kCall)(used, changed);
-      });
+  return parts.inner.issue({type, "all_reduce", used, tensors,
+                            parts.inner.describe("all_reduce", tensors, {{"reduce op", reduceOpName(opts.reduceOp)}}),
+                            copies ? copies->finish : dense.finish()},
+                           [used, changed = opts, reduction](c10d::Backend& inner) mutable {
+                             reduction.multiply(used);
+                             changed.reduceOp = reduction.op;
+                             return (inner.*kCall)(used, changed);
+                           });
 }
 
 }  // namespace
@@ -160,28 +162,21 @@ WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::Al
 }
 
 WorkPtr exactAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  auto copies = hostCopies(parts, "all_reduce", tensors, /*written=*/true);
-  if (!copies)
-    return allReduced<&c10d::Backend::allreduce_coalesced>(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts);
-  const HostReduction reduction = hostReduction(parts, copies->tensors, opts.reduceOp);
-  return parts.inner.issue(
-      {c10d::OpType::ALLREDUCE_COALESCED, "all_reduce", copies->tensors, tensors, {}, copies->finish},
-      [used = copies->tensors, changed = opts, reduction](c10d::Backend& inner) mutable {
-        reduction.multiply(used);
-        changed.reduceOp = reduction.op;
-        return inner.allreduce_coalesced(used, changed);
-      });
+  return allReduced<&c10d::Backend::allreduce_coalesced>(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts,
+                                                         hostCopies(parts, "all_reduce", tensors, Touches::both));
 }
 
-std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, bool written) {
+std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, Touches touches) {
   if (tensors.empty() || tensors[0].device().is_cpu() || parts.backends.of(tensors[0]) != parts.backends.host())
     return std::nullopt;
   HostCopies copies;
   for (const at::Tensor& tensor : tensors) {
     expectNoCapture(parts.group, op, tensor);
-    copies.tensors.push_back(tensor.to(at::kCPU));
+    const auto host = tensor.options().device(at::kCPU);
+    copies.tensors.push_back(touches == Touches::writes ? at::empty(tensor.sizes(), host)
+                                                        : tensor.to(at::kCPU).contiguous());
   }
-  if (written) {
+  if (touches != Touches::reads) {
     copies.finish = [tensors, copied = copies.tensors] {
       at::NoGradGuard no_grad;
       for (size_t i = 0; i < tensors.size(); ++i)

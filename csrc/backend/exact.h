@@ -33,8 +33,10 @@ struct HostCopies {
   Tensors tensors;
   std::function<void()> finish;  // copies back what the op wrote
 };
-// Nothing where the tensors are on the host, or where their device has a backend of its own. `written`: by the op.
-std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, bool written);
+// Contiguous ones; nothing if the tensors are on the host, or their device has a backend of its own. The op reads and
+// writes them, or only does one of both.
+enum class Touches { reads, writes, both };
+std::optional<HostCopies> hostCopies(GroupParts& parts, const char* op, const Tensors& tensors, Touches touches);
 
 // Blocks until all ranks are there; a rank that does not come is a fault of the group.
 void exactMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);

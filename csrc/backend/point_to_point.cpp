@@ -256,7 +256,7 @@ WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int 
     });
   }
   checkExact(op, tensors, peer, tag);
-  const auto copies = hostCopies(parts_, name, tensors, /*written=*/receive);
+  const auto copies = hostCopies(parts_, name, tensors, receive ? Touches::writes : Touches::reads);
   const bool device = !copies && !tensors[0].device().is_cpu();
   const Tensors used = copies ? copies->tensors : tensors;
   InnerOps::Op inner{op, name, used, receive ? tensors : Tensors{}};

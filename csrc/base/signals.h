@@ -19,7 +19,7 @@ struct SignalError {
 };
 
 // Runs the handlers of signals that have come, on the calling thread, which may hold no lock. The bindings install it;
-// without it (C++ programs) there are none to run.
+// C++ programs install none.
 using SignalHandlers = std::optional<SignalError> (*)();
 void installSignalHandlers(SignalHandlers run);
 

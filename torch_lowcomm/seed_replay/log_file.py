@@ -6,9 +6,8 @@ import logging
 import struct
 from pathlib import Path
 
-import torch
-
 from torch_lowcomm import _C
+from torch_lowcomm._checksum import bytes_checksum
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -36,7 +35,7 @@ class LogFile:
         """
         records = self._path.read_bytes() if self._path.exists() else b""
         entries = [entry for entry in self._entries() if entry[0] <= len(records)]
-        if entries and (got := _crc(records[: entries[-1][0]])) != entries[-1][1]:
+        if entries and (got := bytes_checksum(records[: entries[-1][0]])) != entries[-1][1]:
             raise ValueError(
                 f"SeedReplay: {self._path}: expected {entries[-1][0]} bytes with CRC-32C {entries[-1][1]:08x}, as they were "
                 f"written, got {got:08x}: the file is damaged"
@@ -45,13 +44,13 @@ class LogFile:
         if len(whole) < len(records):
             logger.warning("%s: dropped %d bytes of a record that was not whole", self._path, len(records) - len(whole))
             _replace(self._path, whole)
-        self._bytes, self._crc = len(whole), _crc(whole)
+        self._bytes, self._crc = len(whole), bytes_checksum(whole)
         _replace(self._sums, _ENTRY.pack(self._bytes, self._crc))
         return whole
 
     def append(self, records: bytes) -> None:
         """Writes records, then their entry."""
-        self._bytes, self._crc = self._bytes + len(records), _crc(records, self._crc)
+        self._bytes, self._crc = self._bytes + len(records), bytes_checksum(records, self._crc)
         for path, data in ((self._path, records), (self._sums, _ENTRY.pack(self._bytes, self._crc))):
             with path.open("ab") as file:
                 file.write(data)
@@ -64,10 +63,6 @@ class LogFile:
     def _entries(self) -> list[tuple[int, int]]:
         data = self._sums.read_bytes() if self._sums.exists() else b""
         return list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
-
-
-def _crc(data: bytes, before: int = 0) -> int:
-    return _C.crc32c(torch.frombuffer(bytearray(data), dtype=torch.uint8), before) if data else before
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -146,7 +146,7 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
 }
 
 void Channel::acknowledge(std::chrono::milliseconds patience) {
-  constexpr uint64_t kWordsAlone = 16 * 1024;  // no messages are among so few bytes, or short ones
+  constexpr uint64_t kWordsAlone = 16 * 1024;  // so few bytes hold no message's body, or a short one
   std::unique_lock lock(mutex_);
   if (told_ > written_ + kWordsAlone) return;
   written_more_.wait_for(lock, patience, [&] { return failed_ || told_ <= written_; });

@@ -88,7 +88,7 @@ class Channel {
   std::optional<uint32_t> unclaimed(uint32_t first);
 
   // As Transport::acknowledge: waits no longer than `patience`.
-  void acknowledge(std::chrono::milliseconds patience = std::chrono::milliseconds(100));
+  void acknowledge(std::chrono::milliseconds patience);
 
   // Every message under way fails, and later ones do. Of several calls the first counts.
   void fail(TransportError::Kind kind, const std::string& why);
@@ -176,8 +176,8 @@ class Channel {
   std::string why_;
 
   OutStream out_;
-  uint64_t told_ = 0,
-           written_ = 0;  // of out_: the end of what was last said of a message that came, and of what is written
+  uint64_t told_ = 0;     // the end of the last delivered or dropped record in out_
+  uint64_t written_ = 0;  // how much of out_ the connection has written
   std::condition_variable written_more_;
   uint64_t sent_ = 0;     // messages
   uint64_t unasked_ = 0;  // costs of undelivered messages that were not offered

@@ -10,8 +10,8 @@
 
 namespace lowcomm::tcp {
 
-// A file descriptor that is closed with its owner; -1: none. A child that the process forks closes its copies before it
-// does anything else: peers are to see that a process has ended, whoever still has its memory.
+// A file descriptor that is closed with its owner; -1: none. A forked child closes its copies at once, so that peers
+// see the connection close when the parent ends, even while the child lives.
 class Fd {
  public:
   explicit Fd(int fd = -1);

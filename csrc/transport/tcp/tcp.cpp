@@ -83,9 +83,12 @@ class TcpTransport final : public Transport {
   }
 
   void acknowledge() override {
+    const auto end = Clock::now() + milliseconds(100);  // for all peers together
     for (const auto& channels : links_) {
-      for (const auto& link : channels)
-        link->channel.acknowledge();
+      for (const auto& link : channels) {
+        const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+        link->channel.acknowledge(std::max(left, milliseconds(0)));
+      }
     }
   }
 

@@ -72,7 +72,7 @@ class TunnelEntry {
   Forwarder forwarder_;
 };
 
-// A listening socket on a port of 127.0.0.1 that the system picks. ValueError where there is none.
+// A listening socket on a port of 127.0.0.1 that the system picks. ValueError if no port is free.
 std::pair<Fd, uint16_t> listenOnLoopback();
 
 }  // namespace lowcomm::tcp

@@ -31,7 +31,7 @@ inline constexpr size_t kHelloBytes = 64;
 void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes);
 
 // A request to a relay is a Hello and so many bytes more: a code of the Hello that only those who have the secret can
-// make (Tls::relayCode), or zeros where there is none.
+// make (Tls::relayCode), or zeros without a secret.
 inline constexpr size_t kRelayCodeBytes = 32;
 using RelayCode = std::array<std::byte, kRelayCodeBytes>;
 

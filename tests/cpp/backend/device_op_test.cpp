@@ -213,6 +213,7 @@ TEST_F(DeviceOpTest, GlooGetsCopiesOfMessagesOnTheHost) {
     EXPECT_EQ(work->result().at(0).data_ptr(), received[0].data_ptr());
     EXPECT_TRUE(work->wait(kNoTimeout));
     EXPECT_EQ(elementsOf(received[0]), (std::vector<float>{9, 9}));
+    EXPECT_EQ(count("copy to host on 0:5"), 1) << "what is overwritten stays where it is";
     received = {onDevice({3, 4})};
   }
   Tensors both{onDevice({1}), onDevice({2, 3})};
