@@ -133,6 +133,10 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   return (!engine || engine->drainFor(left())) && parts_.group.callbacks->idleWithin(left());
 }
 
+void LowcommBackend::breakOff() {
+  if (Engine* engine = parts_.group.running()) engine->breakOff("its process ended");
+}
+
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
   translated([&] { checkTimeout(timeout); });
   parts_.group.options->timeout = timeout;
@@ -292,10 +296,19 @@ c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {
 }
 
 void settleBackends(std::chrono::milliseconds patience) {
-  const auto end = std::chrono::steady_clock::now() + patience;
-  for (const std::string& name : backendNames()) {
-    if (const auto backend = findBackend(name)) blocking([&] { backend->settledBy(end); });
-  }
+  std::vector<c10::intrusive_ptr<LowcommBackend>> unsettled;
+  blocking([&] {
+    auto end = std::chrono::steady_clock::now() + patience;
+    for (const std::string& name : backendNames()) {
+      const auto backend = findBackend(name);
+      if (backend && !backend->settledBy(end)) unsettled.push_back(backend);
+    }
+    for (const auto& backend : unsettled)
+      backend->breakOff();
+    end = std::chrono::steady_clock::now() + patience;
+    for (const auto& backend : unsettled)
+      backend->settledBy(end);
+  });
 }
 
 std::vector<std::string> backendNames() {

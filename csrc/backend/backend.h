@@ -109,6 +109,8 @@ class LowcommBackend : public c10d::Backend {
 
   // Whether all ops have ended, and their futures' callbacks let go of what they held, by `end`.
   bool settledBy(std::chrono::steady_clock::time_point end);
+  // Fails what is under way, at the end of the process. The peers see the connections close.
+  void breakOff();
 
   GroupParts& parts() { return parts_; }
   const Group& group() const { return parts_.group; }
@@ -130,8 +132,9 @@ class LowcommBackend : public c10d::Backend {
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name);
 std::vector<std::string> backendNames();
 
-// Before the interpreter goes: gives every living backend's threads `patience` altogether to end what they are at. A
-// thread that lets go of a Python callback while the interpreter is finalised is unwound by it, and aborts the process.
+// Before the interpreter goes: gives every living backend's threads `patience` altogether to end what they are at, then
+// breaks off what has not ended and waits as long again. A thread that lets go of a tensor or callback of Python's
+// while the interpreter is finalised is unwound by it, and aborts the process.
 void settleBackends(std::chrono::milliseconds patience);
 
 }  // namespace lowcomm

@@ -133,6 +133,19 @@ void Engine::abort(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     ended_why_ = why + written;
   }
+  cancelWaits();
+}
+
+void Engine::breakOff(const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_why_.empty()) ended_why_ = why;
+    if (current_) current_->endGroup();
+  }
+  cancelWaits();
+}
+
+void Engine::cancelWaits() {
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
   messages_.breakWaits();
@@ -152,9 +165,7 @@ void Engine::shutdown() {
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
   if (endedWhy().empty()) messages_.settle(kNoticePatience);
-  transport_->cancel(Lane::bulk);
-  transport_->cancel(Lane::control);
-  messages_.breakWaits();
+  cancelWaits();
   {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return running_inline_ == 0 && giving_up_ == 0; });

@@ -77,6 +77,9 @@ class Engine {
   // op under way; its Done comes from the worker as soon as its wait is broken.
   void abort(const std::string& why);
 
+  // As abort(), and the peers are told nothing: they see the connections close.
+  void breakOff(const std::string& why);
+
   // As abort(), for a handler of a signal that raised an exception of this name in a wait for `op`.
   void interrupt(const std::string& op, const std::string& name);
 
@@ -135,6 +138,7 @@ class Engine {
   bool end(std::string& message);
   void tell(const std::string& message, uint32_t sequence);
   void settle(std::string& message);
+  void cancelWaits();
   std::exception_ptr ended(const std::string& op) const;
 
   std::unique_ptr<Transport> transport_;
