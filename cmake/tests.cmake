@@ -128,7 +128,7 @@ if(LOWCOMM_BUILD_TESTS)
       ${CMAKE_SOURCE_DIR}/tests/cpp/optim/*_test.cpp ${CMAKE_SOURCE_DIR}/tests/cpp/subspace/*_test.cpp
       ${CMAKE_SOURCE_DIR}/tests/cpp/backend/*_test.cpp)
     if(torch_tests)
-      add_library(fake_device SHARED tests/cpp/fake_device.cpp)  # a library, because Python tests load it too
+      add_library(fake_device SHARED tests/cpp/fake_device.cpp tests/cpp/fake_device_ops.cpp tests/cpp/late_streams.cpp)  # a library, because Python tests load it too
       target_link_libraries(fake_device PRIVATE torch_host)
       set_target_properties(fake_device PROPERTIES CXX_VISIBILITY_PRESET default)
       add_executable(torch_tests ${torch_tests})

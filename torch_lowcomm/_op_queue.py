@@ -1,9 +1,9 @@
 """A worker thread for ops that consist of several collectives. It runs them in the order of issue, each with a future."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch.futures import Future
@@ -39,8 +39,8 @@ class OpQueue:
         result, stream = tensors[0], None
         future: Future[torch.Tensor] = Future(devices=[result.device] if result.is_cuda else None)
         if result.is_cuda:
-            stream = torch.cuda.Stream(result.device)
-            stream.wait_stream(torch.cuda.current_stream(result.device))
+            stream = torch.Stream(result.device)
+            stream.wait_stream(torch.accelerator.current_stream(result.device))
             for tensor in tensors:
                 tensor.record_stream(stream)
         self._worker.submit(_run, run, result, future, stream)
@@ -50,12 +50,14 @@ class OpQueue:
         return None
 
 
-def _run(run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: Any) -> None:
+def _run(
+    run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: torch.Stream | None
+) -> None:
     """Runs an op on the worker; its future ends with the result or the error."""
     _this_thread.works = True
     if stream is not None:
-        torch.cuda.set_device(stream.device)  # and not set back: setting a device gives it a context
-    with torch.cuda.stream(stream), torch.no_grad():
+        torch.accelerator.set_device_index(stream.device.index)  # and not set back: setting a device gives it a context
+    with stream or contextlib.nullcontext(), torch.no_grad():
         try:
             run()
         except Exception as error:

@@ -1,17 +1,19 @@
 #include "fake_device.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/native/TensorShape.h>
-#include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
+
+#include "late_streams.h"
 
 namespace lowcomm::fake_device {
 
@@ -22,9 +24,10 @@ bool capturing = false;
 
 namespace {
 
-std::mutex mutex;  // of `told`, `opened` and `events`
+std::mutex mutex;  // of `told`, `opened`, `events` and `new_streams`
 std::set<c10::DeviceIndex> opened;
 uintptr_t events = 0;
+c10::StreamId new_streams = 0;
 
 std::string event(void* handle) {
   return "e" + std::to_string(reinterpret_cast<uintptr_t>(handle));
@@ -63,6 +66,24 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     streams[stream.device_index()] = stream.id();
     return before;
   }
+  c10::Stream getDefaultStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    if (!device.has_index()) device.set_index(current);
+    std::lock_guard<std::mutex> lock(mutex);
+    return c10::Stream(c10::Stream::UNSAFE, device, kFirstNewStream + new_streams++);
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    lateStreams().synchronize(stream);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    tell("synchronize " + named(stream));
+    lateStreams().synchronize(stream);
+  }
+  void synchronizeDevice(const c10::DeviceIndex index) const override {
+    tell("synchronize device " + std::to_string(index));
+    lateStreams().synchronizeAll();
+  }
   bool isStreamCapturing(const c10::Stream&) const override { return capturing; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
   // Record and block go to the stream's device and back to the thread's, which opens a context on either.
@@ -74,152 +95,84 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     open(stream.device_index());
     open(current);
     tell("record " + event(*handle) + " on " + named(stream));
+    lateStreams().record(*handle, stream);
   }
   void block(void* handle, const c10::Stream& stream) const override {
     open(stream.device_index());
     open(current);
     tell("block " + named(stream) + " on " + event(handle));
+    lateStreams().block(handle, stream);
   }
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void* handle) const override {
+    lateStreams().synchronize(handle);
+    return true;
+  }
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
-  void synchronizeEvent(void* handle) const override { tell("synchronize " + event(handle)); }
+  void synchronizeEvent(void* handle) const override {
+    tell("synchronize " + event(handle));
+    lateStreams().synchronize(handle);
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
-// Torch asks this allocator for pinned memory.
+// DistributedDataParallel wants one of each kind of device.
+struct FakeTimer final : c10d::Timer {
+  explicit FakeTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return {}; }
+};
+
+// Pinned memory: the host's, and which it is.
+struct PinnedMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
+    void* memory = data.get();
+    if (bytes == 0) return data;
+    std::lock_guard<std::mutex> lock(mutex);
+    ends[memory] = static_cast<char*>(memory) + bytes;
+    return {memory, data.release_context(), [](void* context) { forget(context); }, c10::Device(at::kCPU)};
+  }
+  static void forget(void* memory) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ends.erase(memory);
+    }
+    c10::GetCPUAllocator()->raw_deallocate(memory);
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool has(const void* data) const {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto next = ends.upper_bound(data);
+    return next != ends.begin() && data < std::prev(next)->second;
+  }
+  static inline std::map<const void*, const void*> ends;  // of each piece
+};
+PinnedMemory pinned;
+
+// What torch asks an accelerator for: its devices, and pinned memory.
 struct FakeHooks final : at::CUDAHooksInterface {
   explicit FakeHooks(at::CUDAHooksArgs) {}
   void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::DeviceIndex getCurrentDevice() const override { return current; }
+  void setCurrentDevice(c10::DeviceIndex index) const override { FakeGuard().setDevice({kType, index}); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return FakeGuard().exchangeDevice({kType, index}).index();
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchangeDevice(index); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  bool isPinnedPtr(const void* data) const override { return pinned.has(data); }
 };
-
-std::string here(c10::DeviceIndex index) {
-  return named(c10::Stream(c10::Stream::UNSAFE, {kType, index}, streams[index]));
-}
-
-struct FakeMemory final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    void* memory = bytes > 0 ? c10::GetCPUAllocator()->raw_allocate(bytes) : nullptr;
-    return {memory, memory, [](void* p) { c10::GetCPUAllocator()->raw_deallocate(p); }, c10::Device(kType, current)};
-  }
-  void copy_data(void*, const void*, std::size_t) const override {}
-};
-
-at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
-                 std::optional<c10::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  static FakeMemory memory;
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
-                                   type.value_or(at::kFloat), format);
-}
-
-// The memory of a tensor of either kind as a host tensor.
-at::Tensor memoryOf(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
-                       at::TensorOptions(tensor.scalar_type()).device(at::kCPU));
-}
-
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
-  const at::Tensor& on = to.is_cpu() ? from : to;
-  tell(std::string("copy to ") + (to.is_cpu() ? "host" : "device") + " on " + here(on.device().index()));
-  memoryOf(to).copy_(memoryOf(from));
-  return to;
-}
-
-at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& tensor : tensors)
-    parts.push_back(memoryOf(tensor));
-  const at::Tensor& first = *tensors.begin();
-  tell("cat on " + here(first.device().index()));
-  const at::Tensor all = at::cat(parts, dim);
-  at::Tensor out = at::empty(all.sizes(), first.options());
-  memoryOf(out).copy_(all);
-  return out;
-}
-
-void spread(at::TensorList to, at::TensorList from, bool) {
-  tell("spread on " + here(to[0].device().index()));
-  for (size_t i = 0; i < to.size(); ++i)
-    memoryOf(to[i]).copy_(memoryOf(from[i]));
-}
-
-// A tensor of the device whose memory is a host tensor's.
-at::Tensor onDevice(const at::Tensor& host, c10::DeviceIndex index) {
-  auto* held = new at::Tensor(host);
-  at::DataPtr data(host.mutable_data_ptr(), held, [](void* p) { delete static_cast<at::Tensor*>(p); }, {kType, index});
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(c10::Storage::use_byte_size_t(), host.nbytes(), std::move(data)),
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), host.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides());
-  return tensor;
-}
-
-// Any other operation, by the host's kernels on the memory of its tensors.
-void onHostMemory(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  c10::DeviceIndex index = current;
-  std::vector<std::pair<at::Tensor, at::Tensor>> seen;  // a tensor of the device, and its memory
-  const auto taken = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-    index = tensor.device().index();
-    const bool grows = tensor.numel() == 0;  // what an operation makes of nothing
-    seen.emplace_back(tensor, grows ? at::empty({0}, tensor.options().device(at::kCPU)) : memoryOf(tensor));
-    return seen.back().second;
-  };
-  const size_t arguments = op.schema().arguments().size(), results = op.schema().returns().size();
-  for (size_t i = stack->size() - arguments; i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = taken(value.toTensor());
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> all;
-      for (const at::Tensor& tensor : value.toTensorVector())
-        all.push_back(taken(tensor));
-      value = all;
-    } else if (value.isDevice() && value.toDevice().is_cuda()) {
-      index = value.toDevice().index();
-      value = c10::Device(at::kCPU);
-    }
-  }
-  tell("run on " + here(index));
-  op.callBoxed(stack);
-  for (const auto& [tensor, memory] : seen) {
-    if (tensor.numel() > 0 || memory.numel() == 0) continue;
-    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(onDevice(memory, index).storage());
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides());
-  }
-  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
-    const at::Tensor made = value.toTensor();
-    const auto same = std::find_if(seen.begin(), seen.end(), [&](const auto& one) { return one.second.is_same(made); });
-    value = same == seen.end() ? onDevice(made, index) : same->first;
-  }
-}
-
-TORCH_LIBRARY_IMPL(_, CUDA, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&onHostMemory>());
-}
-
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", empty);
-  m.impl("copy_", copy);
-  m.impl("cat", cat);
-  m.impl("_foreach_copy_", spread);
-  m.impl("view", [](const at::Tensor& t, c10::SymIntArrayRef size) {
-    return at::native::view(t, C10_AS_INTARRAYREF_SLOW(size));
-  });
-  m.impl("as_strided", [](const at::Tensor& t, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
-                          std::optional<c10::SymInt> offset) {
-    return at::native::as_strided_tensorimpl(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                             offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
-  });
-}
 
 }  // namespace
+
+c10::Stream streamOf(c10::DeviceIndex index) {
+  return c10::Stream(c10::Stream::UNSAFE, {kType, index}, streams[index]);
+}
 
 void tell(std::string order) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -257,17 +210,27 @@ void reset() {
   current = 0;
   streams = {5, 6};
   events = 0;
+  new_streams = 0;
   capturing = false;
 }
 
 }  // namespace lowcomm::fake_device
+
+namespace c10d {
+using lowcomm::fake_device::FakeTimer;
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, FakeTimer)
+}  // namespace c10d
 
 namespace at {
 using lowcomm::fake_device::FakeHooks;
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeHooks)  // by the name that torch looks for
 }  // namespace at
 
-// For Python, which loads this file as a library: what was told, a line an order, until the next call.
+// For Python, which loads this file as a library. What was told, a line an order, until the next call:
+extern "C" void fakeDeviceIsLate() {
+  lowcomm::fake_device::lateStreams().setLate(true);
+}
+
 extern "C" const char* fakeDeviceTold() {
   static std::string text;
   text.clear();

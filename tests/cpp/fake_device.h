@@ -13,10 +13,13 @@
 namespace lowcomm::fake_device {
 
 // A CUDA of two indices that does nothing but write down its orders (the CPU wheel has no guard of this type). Its
-// memory is the host's, its pinned memory too, and copies are made when they are enqueued.
+// memory is the host's, its pinned memory too. What is enqueued is done at once, or, where the device is made late
+// (late_streams.h), when somebody waits for it.
 inline constexpr c10::DeviceType kType = c10::DeviceType::CUDA;
 inline constexpr c10::DeviceIndex kDevices = 2;
+inline constexpr int kNever = 0xa5;  // each byte of memory that nothing was written to
 inline constexpr c10::StreamId kPoolStream = 7;
+inline constexpr c10::StreamId kFirstNewStream = 100;  // torch.Stream(): 100, 101 ... in the order of their making
 
 // The orders that a device would have got: "record e1 on 0:5", "block 0:7 on e1", "synchronize e1", "run on 0:7",
 // "copy to host on 0:7", "copy to device on 0:7", "cat on 0:7", "spread on 0:7" (a foreach copy). Of all threads: read
@@ -34,6 +37,7 @@ std::set<c10::DeviceIndex> contexts();
 extern bool capturing;  // every stream, for a graph
 
 std::string named(const c10::Stream& stream);
+c10::Stream streamOf(c10::DeviceIndex index);  // the calling thread's
 
 // A contiguous tensor on the fake device that holds these elements.
 at::Tensor onDevice(std::vector<float> elements, c10::DeviceIndex index = 0);

@@ -12,6 +12,7 @@ Neither changes a bit of any result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ logger = logging.getLogger("torch_lowcomm")
 class _Reduction(NamedTuple):
     work: dist.Work
     gradients: list[tuple[nn.Parameter, torch.Tensor | None]]  # (parameter, its gradient before this reduction)
-    stream: torch.cuda.Stream | None  # the stream on which FSDP2 allocated the output; None on the CPU
+    stream: torch.Stream | None  # the stream on which FSDP2 allocated the output; None on the CPU
 
     def end(self) -> None:
         """Waits and adds to the earlier gradients; after a failure it restores them."""
@@ -39,13 +40,13 @@ class _Reduction(NamedTuple):
                 parameter.grad = before
             raise
         # On the output's own stream, to which its memory returns; the current stream then waits for this stream.
-        with torch.cuda.stream(self.stream):
+        with self.stream or contextlib.nullcontext():
             for parameter, before in self.gradients:
                 if before is not None and parameter.grad is not None:  # None: the backward pass failed
                     before._local_tensor += parameter.grad._local_tensor  # as FSDP2 accumulates
                     parameter.grad = before
         if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            torch.accelerator.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 class DeferredReductions:
@@ -102,7 +103,7 @@ class ModuleReductions:
         at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
         if at_once or not self._group.only_stores_reduced(output.dtype):
             return False
-        stream = torch.cuda.current_stream(output.device) if output.is_cuda else None
+        stream = torch.accelerator.current_stream(output.device) if output.is_cuda else None
         self._deferred.add(_Reduction(work, self._group.take_gradients(), stream))
         return True
 
