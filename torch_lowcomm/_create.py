@@ -62,7 +62,7 @@ def make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
     Returns:
         A ProcessGroupNCCL, or None where this torch or machine has none.
     """
-    if not (torch.distributed.is_nccl_available() and torch.cuda.is_available()):
+    if not _has_nccl():
         return None
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
@@ -71,6 +71,11 @@ def make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
     # NCCL's flight recorder and time-outs name the group and its ranks by these.
     options.group_name, options.global_ranks_in_group = of.group_name, of.global_ranks_in_group
     return ProcessGroupNCCL(store, rank, size, options)
+
+
+def _has_nccl() -> bool:
+    """Whether this torch and machine have NCCL and a GPU. It does not wake the CUDA driver, which a later fork would miss."""
+    return torch.distributed.is_nccl_available() and torch.cuda.device_count() > 0
 
 
 def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
@@ -102,6 +107,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         list(o.global_ranks_in_group) or list(range(o.group_size)),
         make_gloo,
         make_nccl,
+        _has_nccl(),
         _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
     )
     _announce(backend, o.group_rank, o.group_size)
@@ -119,6 +125,12 @@ def without_nccl(options: _C.Options | None) -> _C.Options:
 def _announce(backend: Any, rank: int, size: int) -> None:
     """Logs one INFO line for the group: what it compresses."""
     caution_of_policy(backend.policy)
+    if backend.rank_without_nccl is not None:
+        logger.warning(
+            "lowcomm group %s: exact ops of CUDA tensors go through host memory, because rank %d has no NCCL or no GPU",
+            backend.group_name,
+            backend.rank_without_nccl,
+        )
     if backend.policy:
         what = (
             f"compresses {backend.policy} for float32, float16 and bfloat16 contributions of at least "

@@ -76,8 +76,13 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
   const Settings settings = group.settings();
+  const auto ncclOf = [](int r) { return "lowcomm/nccl/" + std::to_string(r); };
+  if (!settings.nccl) rendezvous.set(ncclOf(rank), make_.has_nccl ? "yes" : "no");
   const uint32_t epoch =
       translated([&] { return handshake(rendezvous, rank, size, greeting(settings), group.options->timeout); });
+  for (int peer = 0; !settings.nccl && make_.has_nccl && peer < size; ++peer) {
+    if (rendezvous.get(ncclOf(peer)) == "no") parts_.backends.leaveOutNccl(peer);
+  }
   NoPythonObjects guard;
   parts_.backends.openHost();
   // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.

@@ -129,7 +129,7 @@ BackendPtr InnerBackends::device() {
   }
   // Without the lock: the maker takes the interpreter's, which the thread that asks for this one may hold.
   BackendPtr made;
-  if (group_.settings().nccl != false) {
+  if (group_.settings().nccl != false && !rank_without_nccl_) {
     NoPythonObjects guard;
     made = make_.nccl(keys("device"), group_.rank, group_.size, group_.options);
     if (made && !group_.uid().empty()) made->setGroupUid(group_.uid());

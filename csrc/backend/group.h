@@ -105,6 +105,7 @@ using MakeNccl =
 struct InnerMakers {
   MakeGloo gloo;
   MakeNccl nccl;
+  bool has_nccl = false;  // whether `nccl` makes one here
 };
 
 // The backends that serve the ops which lowcomm does not: one for host tensors, gloo, where lowcomm's own transport
@@ -120,6 +121,10 @@ class InnerBackends {
 
   // Lets go of both.
   void close();
+
+  // NCCL would wait for a rank that has none: no rank of the group uses it where the option leaves it open.
+  void leaveOutNccl(int rank_without) { rank_without_nccl_ = rank_without; }
+  std::optional<int> rankWithoutNccl() const { return rank_without_nccl_; }
 
   // Null where there is none.
   const BackendPtr& host() const { return host_; }
@@ -151,6 +156,7 @@ class InnerBackends {
   Group& group_;
   StorePtr store_;
   const InnerMakers make_;
+  std::optional<int> rank_without_nccl_;
   BackendPtr host_;
   mutable std::mutex mutex_;
   bool asked_ = false;  // whether `device_` is what there is

@@ -63,13 +63,14 @@ BackendPtr made(const std::shared_ptr<py::object>& make, const Args&... args) {
   return backend.is_none() ? BackendPtr() : backend.cast<BackendPtr>();
 }
 
-InnerMakers makersOf(py::object make_gloo, py::object make_nccl) {
+InnerMakers makersOf(py::object make_gloo, py::object make_nccl, bool has_nccl) {
   const auto gloo = held(std::move(make_gloo)), nccl = held(std::move(make_nccl));
   return {[gloo](const StorePtr& store, int rank, int size, const Ptr<Options>& options,
                  std::optional<int> connections) { return made(gloo, store, rank, size, options, connections); },
           [nccl](const StorePtr& store, int rank, int size, const Ptr<Options>& options) {
             return made(nccl, store, rank, size, options);
-          }};
+          },
+          has_nccl};
 }
 
 using LevelTables = std::vector<std::optional<LevelTable>>;
@@ -279,6 +280,8 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("inner", [](LowcommBackend& b) { return b.parts().backends.host(); })
       .def_property_readonly("group_name", [](const LowcommBackend& b) { return b.group().name(); })
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
+      .def_property_readonly("rank_without_nccl",
+                             [](LowcommBackend& b) { return b.parts().backends.rankWithoutNccl(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
       .def("stats", &statsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
@@ -357,19 +360,19 @@ void bindBackend(py::module_& m) {
       "create_backend",
       [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
          const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object make_gloo,
-         py::object make_nccl, const Ptr<LowcommBackend>& parent) {
+         py::object make_nccl, bool has_nccl, const Ptr<LowcommBackend>& parent) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
         if (parent) options->inherit(parent->group().settings());
         if (!options->timeout_set) options->timeout = timeout;
         options->group_name = group_name;
         options->global_ranks_in_group = global_ranks;
-        InnerMakers make = makersOf(std::move(make_gloo), std::move(make_nccl));
+        InnerMakers make = makersOf(std::move(make_gloo), std::move(make_nccl), has_nccl);
         py::gil_scoped_release released;
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("parent") = nullptr);
+      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("has_nccl"), py::arg("parent") = nullptr);
   m.def(
       "cancel",
       [](const WorkPtr& work, const std::string& why) {

@@ -246,9 +246,9 @@ QuantizedBase::QuantizedBase(const at::Tensor& weight, const std::string& kind)
   flat = at::constant_pad_nd(flat, {0, blocks * kBaseBlock - flat.numel()}).view({blocks, kBaseBlock});
   scales_ = flat.abs().amax(1);
   const at::Tensor unit = at::where(scales_ > 0, scales_, 1).unsqueeze(1);
-  const at::Tensor table = levels(four_bits_, flat.device());
-  const int64_t last = table.numel() - 1;
-  const at::Tensor middles = (table.slice(0, 0, last) + table.slice(0, 1)) / 2;
+  levels_ = levels(four_bits_, flat.device());
+  const int64_t last = levels_.numel() - 1;
+  const at::Tensor middles = (levels_.slice(0, 0, last) + levels_.slice(0, 1)) / 2;
   const at::Tensor codes = at::bucketize(flat / unit, middles).to(at::kByte);
   codes_ =
       four_bits_ ? codes.slice(1, 0, kBaseBlock / 2) | codes.slice(1, kBaseBlock / 2).bitwise_left_shift(4) : codes;
@@ -257,7 +257,7 @@ QuantizedBase::QuantizedBase(const at::Tensor& weight, const std::string& kind)
 at::Tensor QuantizedBase::values() const {
   at::NoGradGuard no_grad;
   const at::Tensor codes = four_bits_ ? at::cat({codes_ & 15, codes_.bitwise_right_shift(4)}, 1) : codes_;
-  const at::Tensor unit = levels(four_bits_, codes.device()).index_select(0, codes.flatten().to(at::kInt));
+  const at::Tensor unit = levels_.index_select(0, codes.flatten().to(at::kInt));
   const at::Tensor flat = unit.view(codes.sizes()).mul_(scales_.unsqueeze(1)).flatten();
   return flat.slice(0, 0, c10::multiply_integers(shape_)).view(shape_).clone();
 }
