@@ -372,7 +372,8 @@ void bindBackend(py::module_& m) {
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("has_nccl"), py::arg("parent") = nullptr);
+      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("has_nccl"),
+      py::arg("parent") = nullptr);
   m.def(
       "cancel",
       [](const WorkPtr& work, const std::string& why) {

@@ -82,13 +82,13 @@ void Fragment::pass(bool moves, F&& f) {
     ParameterState& kept = kept_[i];
     const at::Tensor host = hosts.wide(i);
     f(i, host);
-    hosts.round(i, host);
+    if (moves) hosts.round(i, host);
     if (!kept.rounding.defined()) continue;
     // Training starts from what was written: what rounding added is no training.
     if (moves) kept.rounding.copy_(hosts.wide(i).sub_(host));
     if (kept.mark.defined()) kept.mark.copy_(hosts.host(i));
   }
-  hosts.store();
+  if (moves) hosts.store();
 }
 
 // Without message and mark.

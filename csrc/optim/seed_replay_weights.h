@@ -94,7 +94,8 @@ class QuantizedBase {
  private:
   bool four_bits_;
   at::DimVector shape_;
-  at::Tensor levels_;  // float, what codes stand for in units of a block's scale: a copy at each use would wait for a GPU
+  at::Tensor
+      levels_;  // float, what codes stand for in units of a block's scale: a copy at each use would wait for a GPU
   at::Tensor codes_;   // uint8: of int8 one an element, of nf4 two
   at::Tensor scales_;  // fp32, one a block
 };

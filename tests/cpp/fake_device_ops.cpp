@@ -43,7 +43,8 @@ at::Tensor emptyStrided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, st
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size), strides = C10_AS_INTARRAYREF_SLOW(stride);
   const at::ScalarType dtype = type.value_or(at::kFloat);
   const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, at::elementSize(dtype));
-  const at::Tensor flat = empty(c10::SymIntArrayRef({c10::SymInt(bytes / at::elementSize(dtype))}), dtype, {}, {}, {}, {});
+  const at::Tensor flat =
+      empty(c10::SymIntArrayRef({c10::SymInt(bytes / at::elementSize(dtype))}), dtype, {}, {}, {}, {});
   return at::native::as_strided_tensorimpl(flat, sizes, strides, 0);
 }
 
@@ -112,9 +113,9 @@ class HostCall {
 
   // Whether the shapes of its results are those of any values of its tensors.
   bool hasKnownShapes() const {
-    static const std::set<std::string> asks{"aten::index",          "aten::index_put_", "aten::nonzero",
-                                            "aten::masked_select",  "aten::_unique2",   "aten::_index_put_impl_",
-                                            "aten::unique_dim",     "aten::bincount",   "aten::repeat_interleave"};
+    static const std::set<std::string> asks{"aten::index",         "aten::index_put_", "aten::nonzero",
+                                            "aten::masked_select", "aten::_unique2",   "aten::_index_put_impl_",
+                                            "aten::unique_dim",    "aten::bincount",   "aten::repeat_interleave"};
     const auto& returns = op_.schema().returns();
     return !asks.count(op_.schema().name()) && std::all_of(returns.begin(), returns.end(), [](const auto& result) {
       return result.type()->kind() == c10::TypeKind::TensorType;

@@ -11,9 +11,9 @@
 
 namespace lowcomm::fake_device {
 
-// The streams of a device that does nothing before it must: what is enqueued on a stream is done when the host waits for
-// it, and then what comes before it on its stream, and what that waited for on others. So who reads a tensor that it has
-// not waited for gets other values than those that are to be written there.
+// The streams of a device that does nothing before it must: what is enqueued on a stream is done when the host waits
+// for it, and then what comes before it on its stream, and what that waited for on others. So who reads a tensor that
+// it has not waited for gets other values than those that are to be written there.
 class LateStreams {
  public:
   // Enqueues `work`, which must not throw, and holds what it uses. Done at once unless the device is late.

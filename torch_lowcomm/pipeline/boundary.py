@@ -96,7 +96,7 @@ class Boundary:
         """
         channel, memory, samples = self._channel(tensor, place, codec, samples, sends=True)
         visited = min((memory.version(sample) for sample in samples), default=0) if memory and self._changes.open else 0
-        message = channel.send(tensor.detach().contiguous().cpu(), samples)
+        message = channel.send(_on_host(tensor.detach()), samples)
         if visited >= 2:
             self._changes.add(*message.change_sums)
         return message
@@ -279,13 +279,25 @@ def _part(place: Place) -> str:
     return f"micro-batch {place.chunk}, tensor {place.position}"
 
 
+def _host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous host memory of its shape and type, pinned for a device's."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in contiguous host memory: the tensor itself where it is that."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    return _host_memory(tensor).copy_(tensor)
+
+
 class Receive:
     """A posted receive, of a tensor on any device."""
 
     def __init__(self, channel: _C.Channel, tensor: torch.Tensor, samples: Sequence[int]) -> None:
         self._tensor = tensor
         direct = tensor.device.type == "cpu" and tensor.is_contiguous()
-        self._host = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._host = tensor if direct else _host_memory(tensor)
         self._message = channel.recv(self._host.detach(), samples)
 
     @property
@@ -303,7 +315,7 @@ class Receive:
         self._message.wait()
         if self._host is not self._tensor:
             with torch.no_grad():
-                self._tensor.copy_(self._host)
+                self._tensor.copy_(self._host, non_blocking=True)  # pinned: the host goes on to launch kernels
 
 
 Message = _C.ChannelMessage | Receive

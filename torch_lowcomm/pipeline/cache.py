@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.moves import move_slots
+from torch_lowcomm.pipeline.numbers import list_of
 from torch_lowcomm.pipeline.slot import Slot
 
 _log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class Cache(NotCopied):
         Args:
             samples: Their numbers; those without a slot are left out.
         """
-        numbers = [int(sample) for sample in samples]
+        numbers = list_of(samples)
         for memory in self._memories.values():
             memory.read_ahead(numbers)
 

@@ -26,6 +26,7 @@ from torch_lowcomm.pipeline.boundary import (
     wait_for,
 )
 from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.numbers import list_of
 
 Samples = torch.Tensor | Iterable[int] | None
 
@@ -274,7 +275,7 @@ class Edge(NotCopied):
             self._compared != self._cache.loads and not self._side.withdrawn
         ):  # of one that is, the message tells the cause
             self._compare()
-        return self._forward, [int(sample) for sample in samples]
+        return self._forward, list_of(samples)
 
     def _begun(self, begin: Callable[[int, torch.Tensor], Any], tensors: Sequence[torch.Tensor | None]) -> list[Any]:
         """What `begin` makes of each tensor and its place; None of None. A mistake in the first leaves the edge as it is."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from torch_lowcomm import _C
+
+
+def list_of(samples: Iterable[int] | torch.Tensor) -> list[int]:
+    """Numbers of samples; those of a tensor on a device take one copy."""
+    return [int(sample) for sample in (samples.tolist() if isinstance(samples, torch.Tensor) else samples)]
 
 
 def channel_of_numbers(backend: _C.LowcommBackend, peer: int, number: int, *, edge: str, part: str = "") -> _C.Channel:

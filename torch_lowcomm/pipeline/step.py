@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.numbers import list_of
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -45,7 +46,7 @@ def step(
             failed, whose reason it has.
     """
     stages = _stages_of(schedule)
-    numbers = None if samples is None else [int(sample) for sample in samples]
+    numbers = None if samples is None else list_of(samples)
     chunks = schedule._n_microbatches
     if numbers is not None:
         _check(numbers, x, chunks)

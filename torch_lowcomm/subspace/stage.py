@@ -214,7 +214,7 @@ class StageModule(nn.Module):
         if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
         if ids.numel() and not ids.is_meta:
-            low, high = (int(bound) for bound in torch.aminmax(ids))
+            low, high = torch.stack(torch.aminmax(ids)).tolist()
             if low < 0 or high >= self.vocabulary:
                 raise ValueError(f"{self.name}: ids: expected 0...{self.vocabulary - 1}, got {low} to {high}")
 

@@ -259,6 +259,28 @@ TEST_F(DiLoCoXOnADevice, CopiesNoElements) {
   EXPECT_LE(after - before, 3);
 }
 
+// Of an outer step on the host one copy a tensor comes back: the pass that makes the message sends none.
+TEST_F(DiLoCoXOnADevice, SendsBackWhatMovedAlone) {
+  Ranks ranks(2);
+  int64_t before = 0, after = 0;
+  const auto copies = [] {
+    return std::count_if(fake_device::told.begin(), fake_device::told.end(),
+                         [](const std::string& order) { return order.starts_with("copy to device"); });
+  };
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kShapes);
+    for (OuterParameter& p : trainee.parameters) {
+      if (rank == 0) p.tensor = onDevice(p.tensor);
+    }
+    DiLoCoX loop(trainee.parameters, queue, coded(options(1, OuterMode::sync), "sym4:bucket=64"));
+    if (rank == 0) before = copies();
+    for (int step = 0; step < 3; ++step)
+      loop.step();
+    if (rank == 0) after = copies();
+  });
+  EXPECT_EQ(after - before, 3 * static_cast<int64_t>(kShapes.size()));
+}
+
 // A step in which only a message was sent has moved no parameter: training goes on as if it had not been.
 TEST_F(DiLoCoXOnADevice, AFailedOuterStepLeavesWhatRoundingAdded) {
   for (Where where : {Where::host, Where::host_state, Where::device}) {
