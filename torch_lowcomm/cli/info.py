@@ -78,11 +78,29 @@ def _architectures() -> str:
 
 
 def _devices() -> str:
-    """Returns torch's CUDA version and the GPUs that it finds."""
+    """Returns the CUDA versions of torch and the driver, and the GPUs that torch finds."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return f"{torch.version.cuda} in this torch, {', '.join(names) or 'no GPU found'}"
+    driver = _driver()
+    return f"{torch.version.cuda} in this torch, {driver or 'none'} in the driver, {', '.join(names) or 'no GPU found'}"
+
+
+def _driver() -> str:
+    """Returns the CUDA version that the driver serves, "12.4"; empty without a driver."""
+    number = torch._C._cuda_getDriverVersion() if torch.version.cuda is not None else 0
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+
+
+def _kernels() -> str:
+    """Tells what the CUDA kernels were compiled for, and whether the driver is too old for them."""
+    if not _build_info.CUDA_ARCHITECTURES:
+        return "not in this build"
+    version, driver = _build_info.CUDA_VERSION, _driver()
+    said = f"compiled for {_architectures()} by CUDA {version}"
+    if driver and int(driver.partition(".")[0]) < int(version.partition(".")[0]):
+        said += f", which this driver ({driver}) cannot run: build with a CUDA {driver.partition('.')[0]}, or take a newer driver"
+    return said
 
 
 def _coding() -> str:
@@ -132,7 +150,7 @@ def main(arguments: argparse.Namespace) -> int:
         ("python", platform.python_version()),
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
         ("CUDA", _devices()),
-        ("CUDA kernels", f"compiled for {_architectures()}" if _build_info.CUDA_ARCHITECTURES else "not in this build"),
+        ("CUDA kernels", _kernels()),
         ("CUDA tensors", _coding()),
         ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),

@@ -39,7 +39,10 @@ class _Reduction(NamedTuple):
             for parameter, before in self.gradients:
                 parameter.grad = before
             raise
-        # On the output's own stream, to which its memory returns; the current stream then waits for this stream.
+        # On the output's own stream, to which its memory returns. It waits for the current stream, as that waits for the
+        # reduction; the current stream then waits for it.
+        if self.stream is not None:
+            self.stream.wait_stream(torch.accelerator.current_stream(self.stream.device))
         with self.stream or contextlib.nullcontext():
             for parameter, before in self.gradients:
                 if before is not None and parameter.grad is not None:  # None: the backward pass failed

@@ -35,6 +35,7 @@ def _train(rank, model, device, optimizer=None):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, foreach=False)
     for x in _batches(rank, device):
         model(x).square().mean().backward()
+        model(x + 1).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     return list(model.parameters())
@@ -64,6 +65,10 @@ def _fsdp2_without_overlap(rank, device):
 
 def _fsdp2_over_hosts(rank, device):
     return _fsdp2(rank, device, hosts=init_device_mesh(device, (2, 1), mesh_dim_names=("hosts", "ranks")))
+
+
+def _fsdp2_on_one_host(rank, device):
+    return _fsdp2(rank, device, hosts=init_device_mesh(device, (1, 2), mesh_dim_names=("hosts", "ranks")))
 
 
 def _two_level(rank, device):
@@ -153,7 +158,15 @@ def _exact(rank, device):
     return x
 
 
-DATA_PARALLEL = (_ddp, _fsdp2, _fsdp2_without_overlap, _fsdp2_over_hosts, _two_level, _quantized_adam)
+DATA_PARALLEL = (
+    _ddp,
+    _fsdp2,
+    _fsdp2_without_overlap,
+    _fsdp2_over_hosts,
+    _fsdp2_on_one_host,
+    _two_level,
+    _quantized_adam,
+)
 OTHERS = (_diloco, _diloco_sync, _diloco_fragments, _pipeline, _pipeline_of_changes, _messages, _exact)
 
 

@@ -71,7 +71,7 @@ REFUSALS = [
     (["--resume"], "--resume expects --checkpoint DIR"),
     (["--resume", "--checkpoint", "nowhere"], "--resume expects a checkpoint in nowhere/exact, got none"),
     (["--backend", "gloo"], "--backend gloo expects --only exact"),
-    (["--device", "cuda"], "--device cuda expects a GPU for local rank 5, got 0 GPUs"),
+    (["--device", "cuda"], "--device cuda expects a GPU, got none"),
     ([], "expected to be started by torchrun"),
 ]
 

@@ -147,7 +147,7 @@ def _children(pid):
         (["--store", "h:1", "--site", "a"], "--site expects to be started by torchrun, and no --machine, got no RANK"),
         (["--store", "here", "--machine", "a"], "--store expects HOST:PORT, got 'here'"),
         (["--store", "here:1"], "--store expects --machine ID or --site ID with it, got neither"),
-        (["--device", "cuda"], "--device cuda expects a GPU for local rank 5, got 0 GPUs"),
+        (["--device", "cuda"], "--device cuda expects a GPU, got none"),
         ([], "expected to be started by torchrun"),
     ],
 )

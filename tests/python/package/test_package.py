@@ -215,13 +215,14 @@ def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
     ("built", "says"),
     [
         ("", "not in this build"),
-        ("80-real;90-real;90-virtual", "compiled for sm_80, sm_90, PTX of sm_90"),
-        ("89", "compiled for sm_89, PTX of sm_89"),
-        ("native", "compiled for native"),
+        ("80-real;90-real;90-virtual", "compiled for sm_80, sm_90, PTX of sm_90 by CUDA 13.0"),
+        ("89", "compiled for sm_89, PTX of sm_89 by CUDA 13.0"),
+        ("native", "compiled for native by CUDA 13.0"),
     ],
 )
 def test_info_names_what_cuda_kernels_were_compiled_for(monkeypatch, capsys, built, says):
     monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", built)
+    monkeypatch.setattr(_build_info, "CUDA_VERSION", "13.0")
     assert cli.main(["info", "--no-self-test"]) == 0
     assert f"CUDA kernels    {says}\n" in capsys.readouterr().out
 
@@ -247,8 +248,11 @@ def test_info_says_where_cuda_tensors_are_coded(monkeypatch, capsys, built, stag
     ("cuda", "gpus", "nccl", "says"),
     [
         (None, [], False, ["this torch is built without CUDA", "gloo; this torch has no nccl"]),
-        ("13.0", [], True, ["13.0 in this torch, no GPU found", "gloo; nccl finds no GPU"]),
-        ("13.0", ["A", "B"], True, ["13.0 in this torch, A, B", "gloo; nccl for exact ops from a group's first CUDA"]),
+        ("13.0", [], True, ["13.0 in this torch, none in the driver, no GPU found", "gloo; nccl finds no GPU"]),
+        (
+            *("13.0", ["A", "B"], True),
+            ["13.0 in this torch, 12.4 in the driver, A, B", "gloo; nccl for exact ops from a group's first CUDA"],
+        ),
     ],
 )
 def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl, says):
@@ -256,11 +260,21 @@ def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl,
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_name", gpus.__getitem__)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12040 if gpus else 0, raising=False)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
     assert cli.main(["info", "--no-self-test"]) == 0
     out = capsys.readouterr().out
     for row, value in zip(("CUDA            ", "inner backends  "), says, strict=True):
         assert f"\n{row}{value}" in out
+
+
+def test_info_says_that_a_driver_is_too_old_for_the_kernels(monkeypatch, capsys):
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12040, raising=False)
+    monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", "90")
+    monkeypatch.setattr(_build_info, "CUDA_VERSION", "13.0")
+    assert cli.main(["info", "--no-self-test"]) == 0
+    assert "by CUDA 13.0, which this driver (12.4) cannot run" in capsys.readouterr().out
 
 
 def test_nothing_that_a_peer_sends_is_unpickled():
