@@ -25,6 +25,15 @@ def test_the_dry_run(tmp_path):
     assert stages["staged"]["facts"]["compared"] > 0
 
 
+def test_the_dry_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECONDS_A_RUN", "5")
+    assert cli.main(["--device", "cpu", "--steps", "train", "--out", str(tmp_path)]) == 0
+    facts = json.loads((tmp_path / "gpu_check.json").read_text())["steps"]["train"]["facts"]
+    assert list(facts) == ["exact", "8 bits", "DiLoCoX"]
+    for run in facts.values():
+        assert all(step % 10 == 0 and seconds > 0 for seconds, step, _ in run["curve"])
+
+
 def _fails(place):
     raise steps.StepFailed("expected 1, got 2", {"found": 2})
 
@@ -63,7 +72,7 @@ def test_a_missing_program_is_named(tmp_path):
 def test_steps_that_need_a_gpu_are_refused_in_the_dry_run(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["--device", "cpu", "--steps", "python perf", "--out", str(tmp_path)])
-    assert "expected some of python with device cpu, got perf" in capsys.readouterr().err
+    assert "expected some of python train with device cpu, got perf" in capsys.readouterr().err
 
 
 def test_rows_below_their_bound_are_facts_and_other_values_are_failures(tmp_path):

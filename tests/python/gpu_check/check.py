@@ -42,6 +42,16 @@ def perform(name, device, *, deadline_s=DEADLINE_S):
     )[0]
 
 
+def train(run, device, seconds):
+    """A run of gpu_check/training.py: rank 0's facts; raises ranks.RanksFailed."""
+    from gpu_check import training
+
+    env = ON_ONE_GPU if device == "cuda" else WITHOUT_A_GPU
+    return ranks.run_ranks(
+        training.on_this_rank, RANKS, run, device, seconds, timeout=seconds + 120, start="spawn", env=env
+    )[0]
+
+
 def perform_all(names, device, *, deadline_s):
     """{stage: {ok, seconds, facts or why}} of stages one after another; a failing one keeps none from being performed."""
     end = time.monotonic() + deadline_s

@@ -10,7 +10,8 @@ from pathlib import Path
 from gpu_check.stages import STAGES
 from gpu_check.steps import STEPS, Place, StepFailed
 
-DRY = ("python",)  # what there is to do without a GPU
+DRY = ("python", "train")  # what there is to do without a GPU
+BY_NAME = ("train",)  # steps that are done only where they are asked for
 
 
 def main(arguments):
@@ -64,13 +65,18 @@ def _machine(device):
 def _parse(arguments):
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the stages without a GPU")
-    parser.add_argument("--steps", default="", help=f"of {' '.join(STEPS)}; default: all, on the CPU {' '.join(DRY)}")
+    parser.add_argument(
+        "--steps",
+        default="",
+        help=f"of {' '.join(STEPS)}; default: all but train; on the CPU python and train are possible",
+    )
     parser.add_argument("--only", default="", help=f"stages of the step python: of {' '.join(STAGES)}; default: all")
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu_check.json and logs")
     parser.add_argument("--gtest", default="", help="GoogleTest's sources, where it is not installed")
     args = parser.parse_args(arguments)
     possible = DRY if args.device == "cpu" else tuple(STEPS)
-    args.steps, args.only = tuple(args.steps.split()) or possible, tuple(args.only.split()) or STAGES
+    usual = tuple(step for step in possible if step not in BY_NAME)
+    args.steps, args.only = tuple(args.steps.split()) or usual, tuple(args.only.split()) or STAGES
     for given, there, what in ((args.steps, possible, "--steps"), (args.only, STAGES, "--only")):
         if unknown := [name for name in given if name not in there]:
             parser.error(f"{what}: expected some of {' '.join(there)} with device {args.device}, got {unknown[0]}")

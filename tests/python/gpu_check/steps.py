@@ -163,4 +163,21 @@ def perf(place):
     return facts
 
 
-STEPS = {step.__name__: step for step in (build, unit, sanitizer, python, perf)}
+def train(place):
+    """Loss curves of some minutes each (gpu_check/training.py). By name alone: it takes what device time is left."""
+    from gpu_check import training  # imports the extension
+
+    seconds = float(os.environ.get("SECONDS_A_RUN", "180"))
+    facts = {}
+    for run_name in training.RUNS:
+        try:
+            facts[run_name] = check.train(run_name, place.device, seconds)
+        except ranks.RanksFailed as why:
+            raise StepFailed(f"{run_name}: {str(why)[-3000:]}", facts) from None
+        first, last = (facts[run_name]["curve"][place_of][2] for place_of in (0, -1))
+        if not last < first:
+            raise StepFailed(f"{run_name}: expected a loss that falls, got {first} and then {last}", facts)
+    return facts
+
+
+STEPS = {step.__name__: step for step in (build, unit, sanitizer, python, perf, train)}

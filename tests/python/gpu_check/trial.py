@@ -5,6 +5,8 @@ import torch.distributed as dist
 
 import torch_lowcomm as lc
 
+TOLERANCE = 0.02
+
 
 class Trial:
     """One rank of a stage. In the dry run, whose device is "cpu", the device and the host are the same."""
@@ -24,6 +26,27 @@ class Trial:
         self.end()
         options = {"staged": True, "min_bytes": 0, "seed": 7, **options}
         self._ranks.init("lowcomm", pg_options=lc.Options(**options))
+
+    def alone(self, **options):
+        """A default group of this rank alone, in place of the last one."""
+        self.end()
+        store = dist.HashStore()
+        dist.init_process_group("lowcomm", store=store, rank=0, world_size=1, pg_options=lc.Options(**options))
+
+    def compare(self, *trainings):
+        """Trains on the host and on the device; returns by how much of the largest weight any two differ.
+
+        Kernels add in other orders, and a code may then be its neighbour.
+        """
+        facts = {}
+        for train in trainings:
+            on_host, on_device = train(self.rank, "cpu"), train(self.rank, self.device.type)
+            for host, device in zip(on_host, on_device, strict=True):
+                host, device = host.detach().float(), device.detach().cpu().float()
+                off = float((host - device).abs().max() / host.abs().max())
+                facts[train.__name__] = max(off, facts.get(train.__name__, 0.0))
+            assert facts[train.__name__] <= (TOLERANCE if self.cuda else 0), facts
+        return facts
 
     def end(self):
         if dist.is_initialized():

@@ -13,5 +13,12 @@ STAGES = (
     "fsdp2",
     "diloco",
     "seed_replay",
+    "p2p",
+    "pipeline",
+    "subspace",
+    "adam",
+    "two_level",
+    "nccl_one",
     "speed",
+    "rates",
 )
