@@ -1,10 +1,13 @@
 """`make gpu-check`: its stages on a GPU where there is one, its dry run and its judgements everywhere."""
 
 import json
+import shutil
+import subprocess
 import time
 
 import pytest
-from gpu_check import check, cli, reports, steps
+import ranks
+from gpu_check import carry, check, cli, reports, steps
 from gpu_check.marks import on_a_gpu
 from gpu_check.stages import STAGES
 
@@ -62,6 +65,35 @@ def test_a_failing_step_is_told_and_keeps_no_other_from_being_performed(tmp_path
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert report["ok"] is True
     assert report["steps"]["perf"]["facts"] == {"rows": 3}
+
+
+def test_what_is_carried_is_used_and_not_built(tmp_path, monkeypatch):
+    build, package = tmp_path / "build", tmp_path / "package"
+    (build / carry.EXTENSION).mkdir(parents=True)
+    package.mkdir()
+    for name in (*carry.PROGRAMS, carry.EXTENSION / "_C.test.so"):
+        shutil.copy2(shutil.which("true"), build / name)
+    with pytest.raises(ValueError, match="_build_info.py, got no such file"):
+        carry.pack(build, tmp_path / "carried")
+    (build / carry.EXTENSION / "_build_info.py").write_text("A = 1\n")
+    assert 0 < carry.pack(build, tmp_path / "carried") < 1 << 20
+    carry.unpack(tmp_path / "carried", package, tmp_path / "programs")
+    assert (package / "_build_info.py").read_text() == "A = 1\n"
+    assert subprocess.run([tmp_path / "programs" / "cuda_tests"], check=True).returncode == 0
+    monkeypatch.setattr(steps, "UNPACKED", tmp_path / "programs")
+    for program in carry.PROGRAMS:
+        assert steps._made(steps.Place(tmp_path), "log", program, 5) == tmp_path / "programs" / program
+    monkeypatch.setattr(carry, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="expected at most 0 MiB, got"):
+        carry.pack(build, tmp_path / "carried")
+
+
+def test_no_stage_follows_where_there_is_no_gpu(monkeypatch):
+    def fails(name, *_, **__):
+        raise ranks.RanksFailed(name)
+
+    monkeypatch.setattr(check, "perform", fails)
+    assert list(check.perform_all(STAGES, "cuda", deadline_s=5)) == ["info"]
 
 
 def test_a_missing_program_is_named(tmp_path):

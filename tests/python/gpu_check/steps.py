@@ -14,10 +14,11 @@ from pathlib import Path
 
 import ranks
 
-from gpu_check import check, reports
+from gpu_check import carry, check, reports
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build"
+CARRIED, UNPACKED = ROOT / "gpu-carry", ROOT / "build-carried"  # what `make gpu-carry` packed, and its programs
 SHARDS = 4  # of cuda_tests, at the same time: most of a test's seconds are the host's
 
 # Faults that only compute-sanitizer sees, the simulator being one thread: on tests that between them run every kind of kernel.
@@ -66,12 +67,18 @@ def _jobs():
     return os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
 
 
-def _make(place, log, target, deadline_s):
-    """Builds one target; the folder is configured anew for the C++ tests, but nothing is that nobody named."""
+def _made(place, log, target, deadline_s):
+    """A program: the one that was carried here, or built.
+
+    The folder is configured anew for the C++ tests, but nothing is that nobody named.
+    """
+    if (UNPACKED / target).exists():
+        return UNPACKED / target
     configure = ["cmake", "-S", ROOT, "-B", BUILD, "-DLOWCOMM_BUILD_TESTS=ON", "-DLOWCOMM_CUDA=on"]
     configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DLOWCOMM_GTEST={place.gtest}"]
     run(place, log, configure, deadline_s=60)
     run(place, log, ["cmake", "--build", BUILD, "--target", target, "--parallel", _jobs()], deadline_s=deadline_s)
+    return BUILD / target
 
 
 def architecture(place, log):
@@ -83,7 +90,16 @@ def architecture(place, log):
 
 
 def build(place):
-    """The extension, into this tree and not into the machine's Python."""
+    """The extension, into this tree and not into the machine's Python; where one was carried here and imports, that one."""
+    shutil.rmtree(UNPACKED, ignore_errors=True)
+    if CARRIED.exists():
+        carry.unpack(CARRIED, ROOT / "torch_lowcomm", UNPACKED)
+        try:
+            run(place, "build", [sys.executable, "-c", "import torch_lowcomm"], deadline_s=60)
+            return {"carried": True}
+        except StepFailed as why:
+            shutil.rmtree(UNPACKED)
+            print(f"  what was carried does not import, and is built: {why}", flush=True)
     archs = architecture(place, "build")
     env = {"CUDAARCHS": archs, "LOWCOMM_CUDA": "on", "MAX_JOBS": _jobs()}
     run(place, "build", [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], deadline_s=540, env=env)
@@ -92,11 +108,11 @@ def build(place):
 
 def unit(place):
     """The kernels' own tests on the device. Directly, and not by ctest: that would make a context a test."""
-    _make(place, "unit", "cuda_tests", deadline_s=420)
+    program = _made(place, "unit", "cuda_tests", deadline_s=420)
     with tempfile.TemporaryDirectory() as folder:
         reported = [Path(folder) / f"shard{i}.json" for i in range(SHARDS)]
         with (place.out / "unit.log").open("a") as log:
-            shards = [_shard(i, path, log) for i, path in enumerate(reported)]
+            shards = [_shard(program, i, path, log) for i, path in enumerate(reported)]
             end = time.monotonic() + 240
             try:
                 codes = [shard.wait(max(0, end - time.monotonic())) for shard in shards]
@@ -112,16 +128,16 @@ def unit(place):
     return facts
 
 
-def _shard(number, report, log):
+def _shard(program, number, report, log):
     env = dict(os.environ, GTEST_TOTAL_SHARDS=str(SHARDS), GTEST_SHARD_INDEX=str(number))
-    command = [BUILD / "cuda_tests", "--gtest_brief=1", f"--gtest_output=json:{report}"]
+    command = [program, "--gtest_brief=1", f"--gtest_output=json:{report}"]
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def sanitizer(place):
     """compute-sanitizer's four tools on some of the same tests; all four are asked whatever the first ones say."""
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    tests = [BUILD / "cuda_tests", "--gtest_brief=1", f"--gtest_filter={SANITIZED}"]
+    tests = [_made(place, "sanitizer", "cuda_tests", deadline_s=420), "--gtest_brief=1", f"--gtest_filter={SANITIZED}"]
     facts, wrong = {}, []
     for tool in SANITIZERS:
         start = time.monotonic()
@@ -152,9 +168,9 @@ def python(place):
 
 def perf(place):
     """Speed of the kernels: a row below its bound is a fact, other values than the host's are a failure."""
-    _make(place, "perf", "cuda_perf", deadline_s=240)
+    program = _made(place, "perf", "cuda_perf", deadline_s=240)
     rows = place.out / "cuda_perf.json"
-    run(place, "perf", [BUILD / "cuda_perf", "--json", rows], deadline_s=240, expect=(0, 1))
+    run(place, "perf", [program, "--json", rows], deadline_s=240, expect=(0, 1))
     if not rows.exists():
         raise StepFailed(f"cuda_perf: expected {rows}, got no such file: it measured nothing")
     facts, wrong = reports.kernel_speed(rows)
