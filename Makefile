@@ -220,7 +220,7 @@ gpu-check:
 # What gpu-check would build, for a GPU machine that has no time to: of PYTHON and its torch, which are to be those there
 # (PYTHON=.../python3.12 with torch 2.11.0+cu130, say), for CUDAARCHS, stripped and packed into gpu-carry/.
 gpu-carry: gtest
-	cmake -S . -B build-carry -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$$(command -v $(PYTHON))" -DLOWCOMM_BUILD_TESTS=ON \
+	cmake -S . -B build-carry -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(abspath $(shell command -v $(PYTHON)))" -DLOWCOMM_BUILD_TESTS=ON \
 	  -DLOWCOMM_CUDA=on -DLOWCOMM_OPENSSL=off -DCMAKE_CUDA_ARCHITECTURES=$${CUDAARCHS:-90-real} >/dev/null
 	cmake --build build-carry --target _C cuda_tests cuda_perf --parallel $${MAX_JOBS:-$$(nproc)}
 	$(PYTHON) tests/python/gpu_check/carry.py build-carry gpu-carry
