@@ -498,6 +498,6 @@ def create_backend(
     global_ranks: list[int],
     make_gloo: Callable[[Store, int, int, Options, int | None], Backend],
     make_nccl: Callable[[Store, int, int, Options], Backend | None],
-    has_nccl: bool,
     parent: LowcommBackend | None = None,
+    has_nccl: bool = False,
 ) -> LowcommBackend: ...

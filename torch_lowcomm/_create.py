@@ -107,8 +107,8 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         list(o.global_ranks_in_group) or list(range(o.group_size)),
         make_gloo,
         make_nccl,
-        _has_nccl(),
         _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
+        _has_nccl(),
     )
     _announce(backend, o.group_rank, o.group_size)
     return backend

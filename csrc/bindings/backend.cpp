@@ -360,7 +360,7 @@ void bindBackend(py::module_& m) {
       "create_backend",
       [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
          const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object make_gloo,
-         py::object make_nccl, bool has_nccl, const Ptr<LowcommBackend>& parent) {
+         py::object make_nccl, const Ptr<LowcommBackend>& parent, bool has_nccl) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
         if (parent) options->inherit(parent->group().settings());
@@ -372,8 +372,8 @@ void bindBackend(py::module_& m) {
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("has_nccl"),
-      py::arg("parent") = nullptr);
+      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("parent") = nullptr,
+      py::arg("has_nccl") = false);
   m.def(
       "cancel",
       [](const WorkPtr& work, const std::string& why) {
