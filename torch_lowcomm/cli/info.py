@@ -1,6 +1,7 @@
 """Versions, build, kernels, inner backends, and a two-rank self-test on this machine."""
 
 import argparse
+import ctypes
 import os
 import platform
 import subprocess
@@ -88,8 +89,14 @@ def _devices() -> str:
 
 def _driver() -> str:
     """Returns the CUDA version that the driver serves, "12.4"; empty without a driver."""
-    number = torch._C._cuda_getDriverVersion() if torch.version.cuda is not None else 0
-    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)) != 0:  # needs no cuInit
+        return ""
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _kernels() -> str:

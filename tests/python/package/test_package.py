@@ -16,6 +16,7 @@ import torch.distributed as dist
 import _torch_lowcomm_autoload
 import torch_lowcomm as lc
 from torch_lowcomm import _build_info, _compatibility, cli
+from torch_lowcomm.cli import info
 
 ROOT = Path(__file__).parents[3]
 
@@ -244,6 +245,23 @@ def test_info_says_where_cuda_tensors_are_coded(monkeypatch, capsys, built, stag
     assert f"CUDA tensors    {says}\n" in capsys.readouterr().out
 
 
+def _has_driver(monkeypatch, number):
+    """A driver for CUDA `number`, as cuDriverGetVersion has it, or none."""
+
+    class Driver:
+        def cuDriverGetVersion(self, at):
+            at._obj.value = number
+            return 0
+
+    def load(name):
+        assert name == "libcuda.so.1"
+        if number is None:
+            raise OSError(name)
+        return Driver()
+
+    monkeypatch.setattr(info.ctypes, "CDLL", load)
+
+
 @pytest.mark.parametrize(
     ("cuda", "gpus", "nccl", "says"),
     [
@@ -260,7 +278,7 @@ def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl,
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_name", gpus.__getitem__)
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12040 if gpus else 0, raising=False)
+    _has_driver(monkeypatch, 12040 if gpus else None)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
     assert cli.main(["info", "--no-self-test"]) == 0
     out = capsys.readouterr().out
@@ -270,7 +288,7 @@ def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl,
 
 def test_info_says_that_a_driver_is_too_old_for_the_kernels(monkeypatch, capsys):
     monkeypatch.setattr(torch.version, "cuda", "12.4")
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12040, raising=False)
+    _has_driver(monkeypatch, 12040)
     monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", "90")
     monkeypatch.setattr(_build_info, "CUDA_VERSION", "13.0")
     assert cli.main(["info", "--no-self-test"]) == 0
