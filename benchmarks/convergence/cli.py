@@ -2,7 +2,8 @@
 
     python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_residuals|diloco_table1|
         diloco_unequal|aq|aq_replicas|split_learning|subspace|subspace_depth|seed_replay|seed_replay_lora
-        [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
+        [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
+        [--seconds FILE [--curves FILE]]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -10,6 +11,7 @@ Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -129,7 +131,10 @@ def parse() -> argparse.Namespace:
         type=Path,
         help="loss against seconds on links of some rates (PNG): as root, of pipelines simulated",
     )
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="with --seconds: of a JSON's runs; trains nothing")
     args = parser.parse_args()
+    if args.curves and not (args.seconds and args.method in link_curves.SIMULATED):
+        parser.error(f"--curves: expected --seconds and one of {', '.join(link_curves.SIMULATED)}, got {args.method!r}")
     if args.seconds and args.only and args.method not in link_curves.SIMULATED:
         parser.error(f"--seconds: expected a whole method, got --only {args.only}")
     if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
@@ -165,9 +170,33 @@ def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None 
     plot.loss_against_bytes(lines, path, title=title)
 
 
+def _seconds(method: str, content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Loss against seconds of a JSON's curves, drawn to `path`: what the JSON has of it; {} where nothing is drawn."""
+    found: dict[str, Any] = {}
+    if times := link_curves.step_seconds(method, content):
+        found["step_seconds"] = times
+        if method in link_curves.SIMULATED:
+            found["compared"] = link_curves.SIMULATED[method].compared(content, times)
+        link_curves.draw(content["curves"], times, path, method)
+    return found
+
+
+def _of_recorded(method: str, recorded: Path, seconds: Path, json_file: Path | None) -> int:
+    """Loss against seconds of the runs of a JSON; SystemExit with a sentence where it is another method's."""
+    content = json.loads(recorded.read_text())
+    if content.get("method") != method:
+        raise SystemExit(f"convergence: --curves: expected a JSON of {method}, got one of {content.get('method')!r}")
+    of = content["versions"].get("commit", "unknown")
+    print(report.heading(f"convergence {method}, curves of {recorded.name}", trained_at=of[:8]))
+    found = _seconds(method, content, seconds)
+    return report.finish([], json_file, {"method": method, "trained_at": of, **found})
+
+
 def main() -> int:
     """Runs the method and reports."""
     args = parse()
+    if args.curves:
+        return _of_recorded(args.method, args.curves, args.seconds, args.json)
     options = {"quick": args.quick, "seeds": args.seeds}
     if args.text:
         options["text"] = "{name}, {bytes} bytes, sha256 {sha256}".format(**args.text)
@@ -185,11 +214,8 @@ def main() -> int:
             DRAWS[args.method](content[drawn], args.plot, title=f"{args.method}, seed 0")
         else:
             draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
-    if args.seconds and (times := link_curves.step_seconds(args.method, content)):
-        content["step_seconds"] = times
-        if args.method in link_curves.SIMULATED:
-            content["compared"] = link_curves.SIMULATED[args.method].compared(content, times)
-        link_curves.draw(content["curves"], times, args.seconds, args.method)
+    if args.seconds:
+        content |= _seconds(args.method, content, args.seconds)
     if "curves" in content:
         content["curves"] = [thinned(curve) for curve in content["curves"]]
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

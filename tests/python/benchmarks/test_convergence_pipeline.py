@@ -1,9 +1,11 @@
 """`python benchmarks convergence aq` at 4 ranks, and how it cuts its model and counts."""
 
 import importlib
+import json
 import sys
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from example_main import EXAMPLES, quick_convergence
@@ -34,6 +36,16 @@ def test_replicas_quick(tmp_path):
     links = {row["link"] for row in content["compared"]}
     assert len(links) == 8 and {"10gbit, here", "100mbit, paper"} <= links
     assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
+    # Of the runs in the JSON, by themselves: the paper's stages are no measurement, so they take as long.
+    command = [sys.executable, str(EXAMPLES.parent / "benchmarks"), "convergence", "aq_replicas"]
+    command += ["--curves", "run.json", "--seconds", "again.png", "--json", "again.json"]
+    status, out, err = ranks.run_command(command, deadline_s=120, cwd=tmp_path)
+    assert status == 0, f"{out}\n{err}"
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["trained_at"] == json.loads((tmp_path / "run.json").read_text())["versions"]["commit"]
+    both = [[row for row in of["compared"] if "paper" in row["link"]] for of in (content, again)]
+    assert len(both[0]) == 4 * 4 and both[0] == both[1]
+    assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
