@@ -20,7 +20,7 @@ from linklab.rank import interface_sent
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
-from pipelines.cases import FOUR_BITS, MICRO_BATCHES, Case
+from pipelines.cases import FOUR_BITS, MICRO_BATCHES, PAPER, Case
 from pipelines.compute import Block, Sleep, alone, loss, move
 
 TIMEOUT = timedelta(seconds=120)
@@ -101,7 +101,8 @@ class Way(Timed):
         self.cache = cache = lc.pipeline.Cache(folder=self.files) if case.cache else None
         if case.ours:
             codecs = {"forward": case.forward or None, "backward": case.backward or None, "first": case.first}
-            stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, **codecs)
+            unit = "message" if case.name in PAPER else None  # what a scale a channel needs to be taken
+            stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, unit=unit, **codecs)
         else:
             stage = pipelining.PipelineStage(self.module, rank, 2, device, group=self.group)
         self.schedule = schedule_of(stage, case)
