@@ -30,8 +30,17 @@ COUNTED, CODES = (EXACT, CODED, EXACT_TCP, CODED_TCP), (CODED, CODED_TCP)
 
 def interface_sent() -> int:
     """Bytes that this host's interface has sent."""
+    return _interface(8)
+
+
+def interface_received() -> int:
+    """Bytes that this host's interface has received."""
+    return _interface(0)
+
+
+def _interface(column: int) -> int:
     lines = Path("/proc/self/net/dev").read_text().splitlines()
-    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("eth0:"))
+    return next(int(line.split(":")[1].split()[column]) for line in lines if line.strip().startswith("eth0:"))
 
 
 def counted(group: dist.ProcessGroup, name: str) -> int | None:

@@ -18,7 +18,7 @@ from pipelines.cases import MICRO_BATCHES, Setting
 class Row:
     """One case on one link: the median over its turns of the first stage's seconds a step.
 
-    `sent` is what the interfaces of all hosts sent a step, both directions of every boundary, headers included. `bound_s` is
+    `sent` is what the interfaces of all hosts received a step, both directions of every boundary, headers included. `bound_s` is
     bound.step_s() of the case's order with the stages' times measured without messages, `activation` and `gradient` bytes a
     message, and the link's rate and delay.
     """

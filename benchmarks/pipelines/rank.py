@@ -16,7 +16,7 @@ import model
 import torch
 import torch.distributed as dist
 from linklab.job import job_of_host
-from linklab.rank import interface_sent
+from linklab.rank import interface_received
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -70,11 +70,14 @@ class Timed(abc.ABC):
         """One step of the schedule."""
 
     def time(self) -> None:
-        """One step, from the end of another one: the last stage has begun when the first one does, as in a training."""
-        sent, interface, start = sent_in_messages(self.group), interface_sent(), time.perf_counter()
+        """One step, from the end of another one: the last stage has begun when the first one does, as in a training.
+
+        What a stage sends last is still on its way when its step ends; what it receives has come. So interfaces count that.
+        """
+        sent, interface, start = sent_in_messages(self.group), interface_received(), time.perf_counter()
         self.step()
         self.seconds.append(time.perf_counter() - start)
-        self.interface = interface_sent() - interface
+        self.interface = interface_received() - interface
         self.sent = sent_in_messages(self.group) - sent
 
     def result(self) -> dict[str, Any]:
