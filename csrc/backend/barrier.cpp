@@ -12,8 +12,8 @@ namespace lowcomm {
 WorkPtr issueBarrier(GroupParts& parts, const c10d::BarrierOptions& opts) {
   if (!parts.group.carriesAll()) return exactBarrier(parts, opts);
   parts.group.expectLiving("barrier");
-  // Behind all ops of the group's queue, as it is one of them.
-  if (BackendPtr device = parts.backends.deviceIfMade()) device->waitForPendingWorks();
+  // Behind all ops of the queue, as it is one of them. Not behind exact ops that NCCL carries: their streams order
+  // those, and ProcessGroupNCCL::waitForPendingWorks() looks every 100 ms.
   auto buffers = std::make_shared<OpBuffers>();
   buffers->run = [](OpContext& context) { barrier(context); };
   const uint64_t sequence = ++parts.group.sequence;
