@@ -24,6 +24,8 @@ WANTED = {
     "lines of backend.h": (1, 160),
     "lines of README.md": (1, 150),
     "lines of benchmarks/README.md": (1, 250),
+    "comments of csrc in private words": (0, 50),
+    "comments of csrc that begin with What": (0, 10),
 }
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
@@ -32,6 +34,11 @@ BOUNDS = WANTED | {
     "files of csrc": (1, 362),
     "lines of csrc": (1, 48_300),
 }
+# Comments that name no subject ("Of a receive: the sender"), or nobody in a null's place.
+_PRIVATE = re.compile(
+    r"^(Of\b|By\b|As [a-z]+\(|The same (of|with|for|where)|Or |In place of)|\b(nobody|somebody|whoever|is none|are none)\b"
+)
+_COMMENT = re.compile(r"(?:^[ \t]*//.*\n)+", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -57,9 +64,16 @@ def sources(folder: str, suffixes: set[str]) -> list[Path]:
     return sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
 
 
+def comments(path: Path) -> list[str]:
+    """The texts of a source file's comments: lines that follow each other are one."""
+    found = _COMMENT.findall(path.read_text())
+    return [" ".join(line.strip().removeprefix("//").strip() for line in block.splitlines()) for block in found]
+
+
 def measures() -> dict[str, float]:
     """Every measure by name."""
     csrc = sources("csrc", _CODE)
+    said = [text for path in csrc for text in comments(path)]
     python = [path for folder in _TESTED for path in sources(folder, {".py", *_CODE})]
     return {
         "files to open for collective/all_reduce.cpp": len(to_open(ROOT / "csrc" / "collective" / "all_reduce.cpp")),
@@ -71,6 +85,8 @@ def measures() -> dict[str, float]:
         "lines of backend.h": lines(ROOT / "csrc" / "backend" / "backend.h"),
         "lines of README.md": lines(ROOT / "README.md"),
         "lines of benchmarks/README.md": lines(ROOT / "benchmarks" / "README.md"),
+        "comments of csrc in private words": sum(bool(_PRIVATE.search(text)) for text in said),
+        "comments of csrc that begin with What": sum(text.startswith("What ") for text in said),
     }
 
 

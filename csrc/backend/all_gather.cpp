@@ -42,7 +42,7 @@ WorkPtr gatherMany(GroupParts& parts, c10d::OpType op, std::vector<Tensors> outp
   parts.group.expectLiving(kOp);
   auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts.issuer.queueOf(kOp, inputs[0]);
-  // Of the largest rank: all ranks decide by it.
+  // The largest rank's contribution: all ranks decide by it.
   uint64_t contribution = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     uint64_t most = inputs[i].nbytes();

@@ -66,7 +66,7 @@ WorkPtr reduceOnOwnLane(GroupParts& parts, c10d::OpType op, const Tensors& given
     reduction = ownReduction(reduce, tensor.scalar_type());
     return parts.issuer.takes(kOp, tensor) && reduction;
   });
-  // Of several tensors in one call c10d's allreduce wants the sum over all of them, not one sum each.
+  // For several tensors in one call c10d's allreduce asks for the sum over all of them, not for one sum each.
   const bool one_sum = op == c10d::OpType::ALLREDUCE && tensors.size() != 1;
   if (!own || !reduction || one_sum) {
     const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());

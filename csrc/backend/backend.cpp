@@ -205,7 +205,7 @@ c10d::ErrorType LowcommBackend::getError() {
   return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-// What follows is asked of an inner backend; without one c10d's own answer says that there is none.
+// The following calls go to an inner backend; without one c10d's own answer reports that none exists.
 std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
   const BackendPtr inner = parts_.backends.deviceOrHost();
   return inner ? inner->getMemAllocator() : c10d::Backend::getMemAllocator();

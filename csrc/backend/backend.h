@@ -127,8 +127,8 @@ class LowcommBackend : public c10d::Backend {
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 
-// Every living backend by group name: what the Python face looks groups up in, because under TORCH_DISTRIBUTED_DEBUG=
-// DETAIL a group holds a wrapper. Null when there is none.
+// All living backends by group name. The Python face looks groups up here, because under TORCH_DISTRIBUTED_DEBUG=DETAIL
+// a group holds a wrapper. Returns null for an unknown name.
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name);
 std::vector<std::string> backendNames();
 

@@ -12,13 +12,13 @@
 namespace lowcomm {
 
 // Coalescing blocks: inside a block ops are checked and put off. At its end collectives start in the order of their
-// calls; then what sends need from a device is set under way, and receives are posted before sends (a rank that sends
+// calls; then the device work that sends need is enqueued, and receives are posted before sends (a rank that sends
 // first runs the exchange half-duplex). One implementation serves both devices.
 //
-// torch keeps its own list of a block whose body raises for ever, and every later op of the group only joins that list:
-// the first error is not raised inside a block but kept, what follows it is not begun, and the block's end throws it,
-// with nothing started but what somebody waited for inside the block. (What the inner backend alone finds wrong, it
-// finds at the start: what came before has started then.)
+// If the body of a block raises, torch keeps its own list of the block for ever, and every later op of the group only
+// joins that list. So inside a block the first error is not raised but kept, later ops are not begun, and the block's
+// end throws it; only ops that a thread waited for inside the block have started. (Errors that only the inner backend
+// finds appear when its op starts: earlier ops have started then.)
 //
 // Threads: one caller at a time, as any c10d backend.
 class Coalescing {
@@ -53,7 +53,7 @@ class Coalescing {
   WorkPtr putOffMessage(c10d::OpType op, Message message, std::function<WorkPtr()> issue);
 
   // Puts off a collective of the open block that was checked and has its number: `start` runs at the block's end, or
-  // when somebody waits for the op or for one after it; else `cancel` gets the error that ended the block.
+  // when a thread waits for the op or for a later one; otherwise `cancel` gets the error that ended the block.
   WorkPtr putOff(c10d::OpType op, uint64_t sequence, std::function<WorkPtr()> start,
                  std::function<void(std::exception_ptr)> cancel = {});
 

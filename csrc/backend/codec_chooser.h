@@ -46,8 +46,8 @@ class CodecChooser {
   // Whether the policy names the op.
   bool names(const std::string& op) const { return group_.policyCodec(op).has_value(); }
 
-  // Of one tensor of an op to which a rank contributes `raw_bytes`. With axis=channel the codec follows the tensor's
-  // last dimension.
+  // The codec of one tensor of an op to which a rank contributes `raw_bytes`. With axis=channel the codec follows the
+  // tensor's last dimension.
   CodecChoice choose(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes) const;
 
   // The same: `none` where it travels exact. That is counted, where the policy names the op, in the group's stats under
@@ -57,11 +57,11 @@ class CodecChooser {
     return codecOf(op, tensor, raw_bytes, op);
   }
 
-  // Of each tensor of an op, which contributes all of them.
+  // The codec of each tensor of an op that contributes all of them.
   std::vector<CodecSpec> codecsOf(const std::string& op, const std::vector<at::Tensor>& tensors);
 
-  // Of each part of a tensor of a collective, by the part's own shape: all ranks have all shapes where the parts are a
-  // list. All parts travel exact where one must.
+  // The codec of each part of a tensor of a collective, by the part's own shape: all ranks have all shapes if the parts
+  // are a list. All parts are sent exact if one of them must be.
   std::vector<CodecSpec> codecsOfParts(const std::string& op, const std::vector<at::Tensor>& parts,
                                        uint64_t contribution);
 

@@ -23,13 +23,13 @@ WorkPtr issueAllGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors
                        const c10d::AllgatherOptions& opts);
 WorkPtr issueAllGatherBase(GroupParts& parts, at::Tensor& output, at::Tensor& input,
                            const c10d::AllgatherOptions& opts);
-// Of several tensors, into a list of outputs a rank.
+// all_gather of several tensors, with a list of outputs for each rank.
 WorkPtr issueAllGatherLists(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::AllgatherOptions& opts);
-// Of several tensors, each into one output.
+// all_gather of several tensors, each into one output.
 WorkPtr issueAllGatherCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
                                 const c10d::AllgatherOptions& opts);
-// Of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
+// all_gather of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
 WorkPtr issueAllGatherLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                              Counter counter);
 
@@ -40,16 +40,16 @@ WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor
                                const c10d::ReduceScatterOptions& opts);
 WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
                                     const c10d::ReduceScatterOptions& opts);
-// Of a flat buffer [size·n] into [n], whose slices have the agreed layout.
+// reduce_scatter of a flat buffer [size·n] into [n], whose slices have the agreed layout.
 WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,
                                  const Layout& layout, const c10d::ReduceOp& op, Counter counter);
 
 // ---- all_reduce where the policy names it (all_reduce.cpp) ----
 WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
 WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
-// Of one dense tensor by a codec named by the caller, whatever the policy, min_bytes and lc.exact() say; with error
-// feedback where `residual` is not null. SUM, AVG, or (without a residual) PREMUL_SUM. Errors: another op, dtype or
-// codec, a residual of another size or in use.
+// all_reduce of one dense tensor by a codec that the caller names, regardless of the policy, min_bytes and lc.exact();
+// with error feedback if `residual` is not null. SUM, AVG, or (without a residual) PREMUL_SUM. Errors: another op,
+// dtype or codec, a residual of another size or in use.
 WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c10d::ReduceOp& op,
                             const CodecSpec& codec, std::shared_ptr<Residual> residual);
 
@@ -64,7 +64,7 @@ WorkPtr issueLowRankAllReduce(GroupParts& parts, const Tensors& tensors, const c
                               const std::vector<std::shared_ptr<Compression>>& states,
                               const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
 
-// Of sparse tensors on the host: the sum of all, coalesced, in rank order (sparse.cpp).
+// all_reduce of sparse tensors on the host: the sum of all, coalesced, in rank order (sparse.cpp).
 WorkPtr issueAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
 
 // ---- all_to_all (all_to_all.cpp) ----
@@ -96,7 +96,7 @@ void setPolicy(GroupParts& parts, const std::string& text);
 void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, Layout>>& layouts,
                     const std::string& error);
 
-// The same of any named texts, options of a hook say; `what` begins the messages.
+// agreeOnLayouts() for any named texts, such as a hook's options; `what` begins the messages.
 void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                   const std::string& error);
 

@@ -32,8 +32,8 @@ std::string firstLine(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-// The Work stands in the lane's list alone: gloo keeps a connection open as long as any Work of it lives, so cancel()
-// must be able to drop them all, whoever still holds a transfer.
+// Only the lane's list holds the Work: gloo keeps a connection open as long as any Work of it lives, so cancel() must
+// be able to drop them all, even if a transfer is still held elsewhere.
 class GlooTransfer : public Transfer {
  public:
   GlooTransfer(std::shared_ptr<GlooTransport::LaneState> lane, std::list<WorkPtr>::iterator work, int peer)
@@ -153,7 +153,7 @@ std::unique_ptr<Transport> connectGloo(const StoreRendezvous& rendezvous, int ra
 
 namespace {
 
-// Of an error's text the first line: torch appends a stack, line by line.
+// Keeps the first line of an error's text: torch appends a stack, line by line.
 template <class F>
 auto inOneLine(F&& read) {
   try {

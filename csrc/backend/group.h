@@ -49,13 +49,13 @@ class Group {
   // Whether lowcomm's own transport carries every op of host tensors: no group of gloo is made. Never changes.
   bool carriesAll() const { return settings_.transport == "tcp"; }
 
-  // Counts a call that goes exact though somebody named it, and logs it (INFO) the first time for this reason.
+  // Counts a call that runs exact although the policy names it, and logs it (INFO) the first time for this reason.
   void noteExact(const std::string& op, const std::string& because);
 
   // ---- life ----
   void open(std::shared_ptr<Engine> engine) { engine_ = std::move(engine); }
 
-  // Lets go of the engine, when nobody can have an op under way any more.
+  // Releases the engine. Call it when no op can be in progress any more.
   void close() { engine_.reset(); }
 
   // The engine; throws DistBackendError where the group was shut down.
@@ -68,7 +68,7 @@ class Group {
   // on.
   Engine* running(bool stop = false);
 
-  // The same for an object that outlives the group.
+  // The engine, for an object that outlives the group.
   const std::shared_ptr<Engine>& sharedEngine() const { return engine_; }
 
   // Shuts the engine down. Any number of times.
@@ -126,18 +126,18 @@ class InnerBackends {
   void leaveOutNccl(int rank_without) { rank_without_nccl_ = rank_without; }
   std::optional<int> rankWithoutNccl() const { return rank_without_nccl_; }
 
-  // Null where there is none.
+  // The backend of host tensors; null if there is no such backend.
   const BackendPtr& host() const { return host_; }
 
-  // The backend of CUDA tensors, or null where there is none. Made when the first of them comes, on each rank by
-  // itself: its constructor talks to nobody, and a process that has none must not wake the CUDA driver, nor end with
-  // its threads.
+  // The backend of CUDA tensors, or null without one. Each rank creates it by itself when it meets the first CUDA
+  // tensor: its constructor does not communicate, and a process without CUDA tensors must neither wake the CUDA driver
+  // nor end with its threads.
   BackendPtr device();
 
-  // The same, null also where nobody has needed it yet.
+  // device() if it has been created already; otherwise null.
   BackendPtr deviceIfMade() const;
 
-  // The backend of a tensor's device; null where there is none.
+  // The backend of a tensor's device, or null.
   BackendPtr of(const at::Tensor& tensor);
 
   // That of CUDA tensors where there is one, else the host's.

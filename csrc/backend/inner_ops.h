@@ -35,7 +35,7 @@ class InnerOps {
     std::function<void()> finish = {};          // once it has succeeded; may be empty
     bool collective = true;
     std::string detail = {};  // for errors
-    // Of issue():
+    // Set by issue():
     BackendPtr inner = {};
     uint64_t bytes = 0, sequence = 0;
   };
@@ -43,13 +43,13 @@ class InnerOps {
   // All of them outlive this.
   InnerOps(Group& group, InnerBackends& backends, const CodecChooser& codecs, Coalescing& blocks, OpIssuer& issuer);
 
-  // Hands the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
-  // NotImplementedError where there is none for its tensors.
+  // Passes the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
+  // NotImplementedError if no inner backend takes its tensors.
   WorkPtr issue(Op op, Call call);
 
-  // The fields that ranks compare of an op that the policy names and the inner backend is to serve, with `more` before
-  // the codec; nothing where the policy does not name it. Such ops are sparse tensors, or reductions and types that
-  // lowcomm has no loop for. Other ranks may code the same op on lowcomm's lane, where nobody would join them.
+  // The fields that ranks compare for an op that the policy names and the inner backend carries, with `more` before the
+  // codec; empty if the policy does not name it. Such ops are sparse tensors, or reductions and types for which lowcomm
+  // has no loop. Without the comparison another rank could code the same op on lowcomm's lane and wait there alone.
   std::optional<KeyValues> describe(const std::string& op, const Tensors& tensors,
                                     const std::vector<std::pair<std::string, std::string>>& more = {}) const;
 

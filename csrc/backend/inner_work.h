@@ -101,13 +101,13 @@ class GroupWork : public c10d::Work {
   void issue() { issued_ = true; }
   bool issued() const { return issued_; }
 
-  // A stand-in: `start` issues its op, once. `keeps` says whether somebody else raises an error that a wait without a
-  // time-out meets; such a wait returns.
+  // A stand-in: `start` issues its op, once. `keeps` returns whether another thread will raise the error that a wait
+  // without a time-out meets; such a wait returns.
   void standFor(std::function<WorkPtr()> start, std::function<bool(std::exception_ptr)> keeps) {
     start_ = std::move(start);
     keeps_ = std::move(keeps);
   }
-  // Issues it, if nobody has, and returns its Work. What it throws is this Work's error from then on.
+  // Issues the op unless it was issued, and returns its Work. An exception becomes this Work's error.
   WorkPtr start();
   // Ends one that was not issued with an error, in place of its start.
   void fail(std::exception_ptr error);
@@ -121,7 +121,7 @@ class GroupWork : public c10d::Work {
   void synchronize() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
-  // Of the tensors of all parts.
+  // A future of the tensors of all parts.
   FuturePtr getFuture() override;
 
  private:

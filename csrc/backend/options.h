@@ -95,7 +95,7 @@ struct Options : c10d::Backend::Options {
   std::string of_group = {};     // the group that has them and filled them in; empty: a caller's
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 
-  // What torch 2.15 copies options by where it made a child group (virtual there).
+  // Torch 2.15 copies the options of a group with this to make a child group (it is virtual there).
   c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
 
   // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.

@@ -35,11 +35,11 @@ struct PointToPoint::P2pRequest {
   const CodecSpec codec;
   const int peer;
   const uint32_t tag;
-  // Of a send, between prepare() and post().
+  // A send's buffers, between prepare() and post().
   std::shared_ptr<OpBuffers> buffers = {};
   const void* input = nullptr;
   Draws draws = {};
-  // Of a receive: the sender, below 0 until one is known; null of a send.
+  // A receive's sender, negative until it is known; null for a send.
   std::shared_ptr<std::atomic<int>> source = {};
 
   bool exact() const { return codec.id == CodecId::none; }
@@ -121,7 +121,7 @@ std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType t
   return request;
 }
 
-// What of a send can be under way before anything is posted: copies of values from a device.
+// Starts the part of a send that can run before anything is posted: copies of values from a device.
 void PointToPoint::prepare(P2pRequest& message) {
   if (!message.sends() || message.buffers) return;
   auto buffers = std::make_shared<OpBuffers>();

@@ -64,7 +64,7 @@ class Stats {
 // The profiler that a thread is under. Copies keep its memory, not its life.
 class ProfilerHere {
  public:
-  // Of the calling thread.
+  // Remembers the profiler state of the calling thread.
   ProfilerHere();
 
   // Whether one runs. Once it does not it will never again: its events are being collected, or gone.
@@ -76,14 +76,14 @@ class ProfilerHere {
   std::shared_ptr<c10::ThreadLocalDebugInfo> held_;  // null where none ran
 };
 
-// What torch.profiler shows of an own op: "lowcomm::all_gather" and, inside it, "lowcomm::all_gather::encode",
-// "::wait" and "::decode", on the thread that ran it.
+// The ranges that torch.profiler shows for an op of lowcomm: "lowcomm::all_gather" and, inside it,
+// "lowcomm::all_gather::encode", "::wait" and "::decode", on the thread that ran it.
 //
-// The profiler sees the thread that it was started on, and those that join it. A range that the worker opened by a
-// RecordFunction would be written into the profiler's memory when it closes, which is gone where the profiler was
-// stopped while an op goes on. So the op takes its times down for itself, and hands them over, begin and end, once it
-// has ended and before its Work says so: whoever waits for the op and then stops the profiler has them all. An op that
-// outlives the profiler that it was issued under is not shown, by no later one either.
+// The profiler records the thread that started it, and those that join it. If the worker opened a range by a
+// RecordFunction, closing it would write into the profiler's memory, which is freed if the profiler was stopped while
+// the op ran. So the op records its times itself, and passes them on, begin and end, when it has ended and before its
+// Work completes: a thread that waits for the op and then stops the profiler has them all. An op that outlives the
+// profiler under which it was issued is not shown, not by a later profiler either.
 class ProfilerRanges {
  public:
   // Null unless a profiler runs on the calling thread: nothing is then taken down.

@@ -27,7 +27,8 @@ class PortStore final : public c10d::TCPStore {
   // cannot listen, or serves one.
   static c10::intrusive_ptr<PortStore> serve(std::chrono::milliseconds timeout, size_t ranks);
 
-  // Of the process that serves it at `address` ("host:port"). DistNetworkError where none does within `timeout`.
+  // Connects to the process that serves the store at `address` ("host:port"). DistNetworkError if no process answers
+  // within `timeout`.
   static c10::intrusive_ptr<PortStore> dial(const std::string& address, std::chrono::milliseconds timeout);
 
   // Use the two above. One of the three is not null; `server`: of which this is a clone.

@@ -32,7 +32,7 @@ class CallbackThreads {
   // one, makes a task that waits return soon; stop() calls it, from another thread, while the task is under way.
   void run(std::function<void()> task, std::function<void()> cancel = {});
 
-  // Held by whoever will run() a task when something else has ended: idleWithin() waits for those, too.
+  // Hold this for a task that will run() when another event has happened: idleWithin() waits for such tasks too.
   std::shared_ptr<void> expect();
 
   // Whether every task has ended, and let go of what it held, within `patience`.
@@ -50,8 +50,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using Tensors = std::vector<at::Tensor>;
 
-// A future of a list of tensors. With devices, a callback has streams of its own, and whoever waits for its result
-// waits for these.
+// A future of a list of tensors. With devices, a callback has streams of its own, and a thread that waits for the
+// future's result waits for these.
 FuturePtr tensorListFuture(std::vector<c10::Device> devices = {});
 
 // "lowcomm:all_gather": what the profiler shows for an op. The text lives as long as the process, as the profiler
@@ -89,7 +89,7 @@ class EngineWork : public c10d::Work {
   // Gives an op up; false where it has ended.
   using Cancel = std::function<bool(const std::string& why)>;
 
-  // How this one is given up. Before anybody else has it.
+  // Sets the function that cancels this op. Call it before the Work is handed out.
   void cancelBy(Cancel cancel) { cancel_ = std::move(cancel); }
 
   // Gives it up by that. TypeError where it cannot be.

@@ -9,8 +9,8 @@
 #define LOWCOMM_HOST_DEVICE
 #endif
 
-// The same for functions that loops of several instruction sets include: always inlined and of internal linkage, for
-// the linker must not be able to keep one instruction set's copy for the whole program.
+// LOWCOMM_HOST_DEVICE for functions that loops of several instruction sets include: always inlined and of internal
+// linkage, because the linker must not keep one instruction set's copy for the whole program.
 #define LOWCOMM_RULE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
 
 namespace lowcomm {

@@ -176,7 +176,7 @@ void bindPipeline(py::module_& m) {
   py::class_<BoundMessage>(m, "ChannelMessage")
       .def_property_readonly("spoilt", [](const BoundMessage& bound) { return bound.message->spoilt(); })
       .def_property_readonly("name", [](const BoundMessage& bound) { return bound.message->name(); })
-      // Of a send: sums of |a| and of |a - m| over some elements of the samples that travel as changes.
+      // For a send: sums of |a| and of |a - m| over some elements of the samples that are sent as changes.
       .def_property_readonly("change_sums",
                              [](const BoundMessage& bound) {
                                const SampleCounters& samples = bound.message->samples();

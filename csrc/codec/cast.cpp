@@ -29,7 +29,7 @@ uint16_t nanOf(DType type) {
   return type == DType::float16 ? kFloat16Nan : type == DType::bfloat16 ? kBfloat16Nan : kFloat8Nan;
 }
 
-// Of a 16-bit type.
+// The bits of infinity in a 16-bit type.
 uint16_t infinityOf(DType type) {
   return type == DType::float16 ? 0x7c00 : 0x7f80;
 }

@@ -91,8 +91,8 @@ class Codec {
   virtual void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const Draws& draws) const = 0;
 
-  // The same of float32 elements that `make` makes, piece by piece and in order; a piece may be asked for twice, after
-  // which those behind it are asked for again.
+  // encode() for float32 elements that `make` makes, piece by piece and in order; a piece may be requested twice, after
+  // which the pieces behind it are requested again.
   virtual void encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
                           const Draws& draws) const;
 

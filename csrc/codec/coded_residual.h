@@ -22,7 +22,7 @@ class CodedResidual {
       : codec_(codec), elements_(elements), kept_(kept), next_(next) {}
 
   // out = the elements [first, first + count) as they were kept; `first` is a multiple of the codec's granularity, and
-  // so is the end unless it is the tensor's. WireError for codes that are none.
+  // so is the end unless it is the tensor's. WireError for invalid codes.
   void read(uint64_t first, uint64_t count, float* out) const;
 
   // Keeps x as those elements. NonFiniteError for a NaN or an infinity.

@@ -122,7 +122,7 @@ inline constexpr PlainFamily kPlainFamilies[] = {
     {CodecId::logbyte, "logbyte", false, false}, {CodecId::log9, "log9", false, false},
 };
 
-// Null for a number that is none of theirs.
+// Returns null for a number outside of these families.
 constexpr const PlainFamily* plainFamily(CodecId id) {
   for (const PlainFamily& family : kPlainFamilies) {
     if (family.id == id) return &family;

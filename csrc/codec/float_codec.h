@@ -50,7 +50,7 @@ class FloatCodec : public Codec {
 
   // Throws WireError for what is no payload of `count` elements.
   virtual void checkPayload(std::span<const std::byte> src, uint64_t count) const = 0;
-  // Of a payload so checked, count > 0, under FloatEnv: dst = its values, acc += its values.
+  // Decodes a payload that was checked, count > 0, under FloatEnv: dst = its values, acc += its values.
   virtual void decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const = 0;
   virtual void addTo(float* acc, std::span<const std::byte> src, uint64_t count) const = 0;
 
@@ -75,7 +75,8 @@ class FloatCodec : public Codec {
   std::string name_;
 };
 
-// The codecs of this kind that nobody needs by their class; each source says what its codec is. `table` outlives them.
+// The codecs of this kind that are used by their interface only; each source file names its codec. `table` outlives
+// them.
 std::shared_ptr<const Codec> makeCastCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeChannelCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeScalarCodec(const CodecSpec& spec, const KernelTable& table);

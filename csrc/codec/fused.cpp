@@ -185,7 +185,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
   }
 }
 
-// Of a whole payload, what its pieces do not show: its size and the padding of its metadata.
+// Checks the parts of a whole payload that its pieces do not contain: its size and the padding of its metadata.
 void FusedCodec::checkPayload(std::span<const std::byte> payload, uint64_t count) const {
   const std::string name = codec_->spec().str();
   expectBytes<WireError>(name, codec_->encodedBytes(count, DType::float32), payload.size());

@@ -54,8 +54,8 @@ class FusedCodec {
     encodeDelta(dst, x, {m.data, m.dtype}, m, first, count, draws);
   }
 
-  // The same with the memory's next value in a place of its own: `before` stays as it is, in a failed call too. Both
-  // have one type.
+  // encodeDelta() with a place of its own for the memory's next value: `before` stays unchanged, in a failed call too.
+  // Both have one type.
   void encodeDelta(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first, uint64_t count,
                    const Draws& draws);
 
@@ -70,12 +70,12 @@ class FusedCodec {
   void encodeFeedback(std::span<std::byte> dst, Elements g, State e, uint64_t first, uint64_t count,
                       const Draws& draws);
 
-  // The owner of a slice sums all ranks' contributions: their sum in fp32 in the order given, which is that of
-  // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst) in `dtype`, the
-  // bits that whoever decodes dst has. Out may be an own contribution of that type. Throws ValueError
-  // without contributions, WireError for a payload that is none; dst and out are then unspecified. `lost`, unless null,
-  // takes what the encoding, and the rounding to `dtype`, lost of the undivided sum, (sum - out) times the divisor:
-  // `count` fp32 elements, 0 where that is not finite.
+  // The owner of a slice sums all ranks' contributions: their sum in fp32 in the order given, which is that of the
+  // ranks, divided once by average_over if that is not 0; dst = encode(sum); out = decode(dst) in `dtype`, the bits
+  // that every decoder of dst gets. Out may be an own contribution of that type. Throws ValueError without
+  // contributions, WireError for an invalid payload; dst and out are then unspecified. `lost`, unless null, receives
+  // what the encoding, and the rounding to `dtype`, lost of the undivided sum, (sum - out) times the divisor: `count`
+  // fp32 elements, 0 where that is not finite.
   void encodeSum(std::span<std::byte> dst, void* out, DType dtype, std::span<const Contribution> contributions,
                  int average_over, uint64_t first, uint64_t count, const Draws& draws, float* lost = nullptr);
 

@@ -54,7 +54,7 @@ struct GridScales {
 // Bytes of the blocks of `count` codes (FORMAT.md, "Payload of a grid codec").
 size_t gridWordBytes(int bits, uint64_t count);
 
-// Throw WireError: a code of tern that is none; a bit of the last block that belongs to no element and is not 0.
+// Throw WireError: for an invalid code of tern; for a bit of the last block that belongs to no element and is not 0.
 void expectThreeCodes(std::span<const std::byte> words, const std::string& codec);
 void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec,
                       bool rotated = false);

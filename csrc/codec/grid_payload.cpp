@@ -99,7 +99,7 @@ size_t gridWordBytes(int bits, uint64_t count) {
   return 64 * (width * (count / kCodeBlock) + (rows * width + 31) / 32);
 }
 
-// Of the four codes that two bits have, 3 is none.
+// Two bits have four codes, of which 3 is invalid.
 void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
   for (size_t at = 0; at < words.size(); at += 8) {
     uint64_t pairs;

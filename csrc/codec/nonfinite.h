@@ -23,18 +23,18 @@ void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t f
 // nonfinite=saturate and nonfinite=poison: the functions below change x in place, from the start of a bucket on; it is
 // then encoded like any other. Elements of magnitude `limit` (finiteLimit) and more are refused.
 
-// NaN becomes 0; what is too large the largest magnitude of its bucket that is not, with its own sign (0 where there is
-// none).
+// NaN becomes 0; a value that is too large becomes the largest magnitude in its bucket that is not, with its own sign
+// (0 if the bucket has no such value).
 void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
 
 // Sets every element of a bucket with one that the codec does not take to 0. Returns those buckets' numbers, ascending.
 std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
 
-// The same for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
+// saturate() for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
 void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
 std::vector<uint64_t> blankChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
 
-// The same for codecs without buckets, which take any finite element: NaN becomes 0, an infinity the type's largest
+// saturate() for codecs without buckets, which take any finite element: NaN becomes 0, an infinity the type's largest
 // finite number with its sign; blankEach sets them to 0 and returns their numbers, ascending.
 void saturateEach(void* x, DType dtype, uint64_t count);
 std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count);

@@ -203,11 +203,11 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
   // So do levels that follow the elements' distribution, and elements that a rotation has mixed.
   if (family->book || isRotated(spec)) return std::nullopt;
-  // How large a channel is, nobody knows before there is a tensor.
+  // The size of a channel is unknown until there is a tensor.
   if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
   const bool whole = spec.bucket == kTensorBucket;
   if (spec.bucket < kLarge && !whole) return std::nullopt;
-  // Of these families with buckets of 1024: benchmarks/results/codec_errors.md.
+  // Errors of these families with buckets of 1024, from benchmarks/results/codec_errors.md.
   const char* measured = spec.bits == 1 ? "1.1 to 3.1 on weights and 2.8 to 5.7 on gradients"
                                         : "0.5 to 0.9 on weights and 1.0 to 1.8 on gradients";
   return "codec '" + spec.str() + "': " + std::to_string(spec.bits) + (spec.bits == 1 ? " bit is" : " bits are") +

@@ -128,7 +128,8 @@ CodecSpec valueSpec(const CodecSpec& topk);
 
 bool isRotated(const CodecSpec& spec);
 
-// What makes each of a codec's values depend on all elements of a tensor, "axis=channel" say; null where nothing does.
+// The option that makes each of a codec's values depend on all elements of a tensor, such as "axis=channel"; null if
+// the codec has none.
 const char* tiesAll(const CodecSpec& spec);
 
 // Whether the codec is nothing without a level table (codec/level_table.h), which a text cannot name.
@@ -143,8 +144,8 @@ uint8_t frameFlags(const CodecSpec& spec);
 // The options of a codec that do not fit it or each other; none when it may be made. `parse` never returns such a spec.
 std::optional<std::string> misfit(const CodecSpec& spec);
 
-// A sentence for whoever chose this codec where it is allowed but hardly ever what was meant: a coarse grid over a
-// large bucket (1 or 2 bits, 512 elements and more) has an error of half the values or more. None for other codecs.
+// A warning for a codec that is allowed but hardly ever meant: a coarse grid over a large bucket (1 or 2 bits, 512
+// elements and more) has an error of half the values or more. Empty for other codecs.
 std::optional<std::string> caution(const CodecSpec& spec);
 
 }  // namespace lowcomm

@@ -16,8 +16,8 @@ namespace {
 constexpr double kDefaultKeep = 0.2;
 constexpr std::string_view kDefaultValues = "sym8";
 
-// The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
-// nobody takes a typing error for a missing feature or the other way round.
+// The published family that this version lacks (FORMAT.md, "Numbers kept for later"): its error says "not yet", so that
+// a missing feature does not look like a typing error.
 constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterOptions[] = {"ratio"};
 constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "delta",    "rotate",

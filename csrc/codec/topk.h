@@ -21,7 +21,7 @@ struct TopkParts {
   static constexpr size_t kHeader = 16;  // k (8 bytes), codec and bits of the values, form of the places, 5 zeros
 };
 
-// Of `count` elements under `spec`, which misfit() has nothing against. Throws ValueError above 2^48 elements.
+// The parts of `count` elements under `spec`, which misfit() must accept. Throws ValueError above 2^48 elements.
 TopkParts topkParts(const CodecSpec& spec, uint64_t count);
 
 // Which k of n elements are sent (FORMAT.md, "topk"). In memory a bitmap: bit e mod 64 of word e div 64, the bits past

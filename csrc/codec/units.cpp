@@ -106,7 +106,7 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return payloads;
   }
 
-  // The same with all that lies between metadata and codes set to 0.
+  // payloadsOf(), after setting the bytes between metadata and codes to 0.
   Payloads cleared(std::span<std::byte> payload, uint64_t count) const {
     const Payloads payloads = payloadsOf(payload, count);
     for (size_t i = 0; i < parts_.size(); ++i) {

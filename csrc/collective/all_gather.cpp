@@ -44,7 +44,7 @@ class GatheredTensor {
   const MessagePlan& own() const { return plans_.of(op_.rank()); }
   MessageSummary summary() const { return plans_.described().as(message_.type_name, message_.type_elements); }
 
-  // Of this rank's part.
+  // Starts sending frame k of this rank's part.
   void start(size_t k) {
     if (k < own().frames.size()) source_->start(k);
   }

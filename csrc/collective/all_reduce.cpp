@@ -29,7 +29,7 @@
 namespace lowcomm {
 namespace {
 
-// By rank, the parts of all tensors that make up its slice.
+// For each rank, the parts of all tensors that make up its slice.
 ScatterEntries shareOut(const AllReduceMessage& message, int ranks, bool on_device) {
   if (message.codec.id == CodecId::none && message.tensors.size() > 1) {  // a layout would join their segments
     throw ValueError("all_reduce: expected one exact tensor in a message, got " +
@@ -129,7 +129,7 @@ bool isExactAndWhole(const AllReduceMessage& message, const Reduction& reduction
   return !tensor.residual && travelsWhole(tensor.elements * itemBytes(message.dtype), ranks);
 }
 
-// By the message's elements, not the slices'.
+// Describes the message as the caller passed it, not its slices.
 MessageSummary summaryOf(const AllReduceMessage& message, const RankPlans& slices) {
   uint64_t elements = 0;
   for (const ReduceTensor& tensor : message.tensors)

@@ -36,7 +36,7 @@ class KeptPart {
     if (elements_ > 0) codec_ = makeCodec(message.sent[rank_].segments()[0].codec);
   }
 
-  // Of elements on a device, whose frames are those of `plan`.
+  // Checks elements on a device; `plan` has their frames.
   void checkStaged(DeviceCodec& device_codec, const MessagePlan& plan) {
     check_.emplace(device_codec, plan, message_.inputs[rank_], kKept);
   }

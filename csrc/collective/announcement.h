@@ -42,7 +42,7 @@ struct ControlText {
   std::string_view text;
 };
 
-// Throws WireError naming the header's first field that is none of a control frame of that epoch.
+// Throws WireError that names the first header field which does not belong to a control frame of that epoch.
 ControlText openControlText(std::span<const std::byte> frame, uint32_t epoch);
 
 // One flow of messages from one rank to another: those of a tag (c10d's send and recv), or of a channel, whose
@@ -70,7 +70,7 @@ struct MessageFlow {
 inline constexpr size_t kCountedTags = 1024;
 inline constexpr uint32_t kSharedNumber = 1u << 31;  // set in a number of the common count
 
-// Of a sender.
+// Numbers the messages that a sender sends.
 class SenderNumbers {
  public:
   // The number of the flow's next message.
@@ -87,7 +87,8 @@ class SenderNumbers {
   uint32_t shared_ = 0;
 };
 
-// Of a receiver, who cannot know how its sender counts a tag until a message of it has come.
+// Numbers the messages of a receiver, which cannot know how its sender counts a tag until the first message of the tag
+// has arrived.
 class ReceiverNumbers {
  public:
   // The last number of a flow that its sender counts by itself; 0 of any other.
@@ -107,7 +108,7 @@ class ReceiverNumbers {
 // message, used anew after 2^21 messages, those of the two directions apart. Not thread-safe.
 class MessageTags {
  public:
-  // Of messages from `peer` to `rank`.
+  // Tags of messages from `peer` to `rank`.
   MessageTags(int rank, int peer) : is_odd_(rank > peer) {}
 
   // The first tag of the next message.

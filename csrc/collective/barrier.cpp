@@ -69,7 +69,7 @@ std::string milliseconds(std::chrono::milliseconds time) {
   return std::to_string(time.count()) + " ms";
 }
 
-// Of rank 0. Its words are those of torch's monitored_barrier, which programs look for.
+// Rank 0's part. Its error texts are those of torch's monitored_barrier, which programs look for.
 void waitForRanks(OpContext& op, std::vector<Greeting>& ranks, std::chrono::milliseconds timeout, bool wait_all_ranks) {
   const auto end = op.start + timeout;
   std::string missing;

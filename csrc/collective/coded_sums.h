@@ -17,7 +17,7 @@ class SumCodes {
   // `slice` outlives this.
   explicit SumCodes(const MessagePlan& slice);
 
-  // Of a whole run, given the number of the frame that its last part is in.
+  // The bytes of a whole run, given the number of the frame that holds its last part.
   std::span<std::byte> of(size_t k, const Run& run) { return std::span(bytes_).subspan(at(k, run), run.whole); }
   std::span<const std::byte> of(size_t k, const Run& run) const {
     return std::span(bytes_).subspan(at(k, run), run.whole);

@@ -74,7 +74,7 @@ struct BroadcastMessage {
 
 // broadcast, encoded or (codec none) exact: `root` sends its encoded tensor to every rank and decodes it too, so all
 // ranks end with identical bits. Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError
-// for a root that is none of the ranks.
+// for a root outside of the group.
 void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root);
 
 struct RootGatherMessage {
@@ -115,7 +115,7 @@ struct RootScatterMessage {
 // scatter, exact: the root sends every rank the part that is its, and copies its own. Throws as broadcast.
 void scatter(OpContext& op, const std::vector<RootScatterMessage>& messages, int root);
 
-// Throws ValueError for a root that is none of the ranks.
+// Throws ValueError for a root outside of the group.
 void expectRoot(const OpContext& op, int root);
 
 // Returns when every rank has called it. Throws as runExchange.

@@ -86,11 +86,11 @@ class BufferPool {
   // Bytes of all buffers, those taken and those that lie idle.
   size_t held();
 
-  // Frees idle buffers that are not likely to be taken soon. To be called when an op or a message has ended, which has
-  // taken as many buffers as it has frames under way. What a large one leaves goes at once, all but kKeptBytes. If
-  // buffers are made anew within kLately ops and messages, as many bytes stay idle from then on, kMostKeptBytes at
-  // most: what a training exchanges in one step comes again in the next. Bytes that lay idle all through kLately ops
-  // and messages go again. Buffers of the size that nobody has taken for the longest time go first.
+  // Frees idle buffers that are not likely to be taken soon. Call it when an op or a message has ended: it has taken as
+  // many buffers as it has frames under way. A large message's buffers are freed at once, except for kKeptBytes. If
+  // buffers are allocated again within kLately ops and messages, as many bytes stay idle from then on, at most
+  // kMostKeptBytes: a training exchanges in the next step what it exchanged in the last. Bytes that stay idle for
+  // kLately ops and messages are freed again. Buffers of the size that was unused for the longest time are freed first.
   void trim() noexcept;
   static constexpr size_t kLately = 32;
   static constexpr size_t kKeptBytes = 8 << 20, kMostKeptBytes = 256 << 20;
@@ -100,7 +100,7 @@ class BufferPool {
     size_t bytes;
     bool risky;  // it went back by an exception once
   };
-  // Of one size.
+  // Idle buffers of one size.
   struct Idle {
     std::vector<std::byte*> buffers, risky;
     size_t least = 0;         // of `buffers`, since trim() last counted to kLately

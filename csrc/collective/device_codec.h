@@ -38,7 +38,7 @@ class CodecKernels {
   // Whether it has kernels for a codec (`none` too) and float32, float16 or bfloat16 elements.
   virtual bool takes(const CodecSpec& codec, DType dtype) const = 0;
 
-  // What any of the calls below needs for this run, which is one that it takes.
+  // Bytes of workspace that any of the calls below needs for this run, which takes() must accept.
   virtual size_t workspaceBytes(const Run& run, DType dtype) const = 0;
 
   // Between pinned host memory and the device, or on the device.

@@ -69,7 +69,7 @@ class Runner {
   const MessagePlan* outgoing(int peer, const Round& round) const { return carried(round.phase->out, peer, round); }
   const MessagePlan* incoming(int peer, const Round& round) const { return carried(round.phase->in, peer, round); }
 
-  // The message that a round carries to everybody and this rank keeps too; null where there is none.
+  // The message that a round sends to all peers and that this rank keeps too; null if the round has none.
   const MessagePlan* sameToAll(const Round& round) const {
     return round.phase->same_to_all ? outgoing(rank_, round) : nullptr;
   }

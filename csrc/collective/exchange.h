@@ -25,7 +25,7 @@ struct Exchange {
   // Ranks must agree on it: op, dtype, sizes, codec, reduce op.
   KeyValues description;
 
-  // By rank, one more field for this rank and that one, the same on both; empty: none.
+  // One additional field for each rank, which describes this rank and that one and is equal on both; may be empty.
   std::vector<std::pair<std::string, std::string>> pair_fields = {};
 
   std::vector<Phase*> phases = {};  // in order; they live until the end of the exchange

@@ -40,7 +40,7 @@ void addReceived(std::byte* sum, const Run& run, std::span<const std::byte> payl
   }
 }
 
-// Of an all_reduce, or a reduce, where slices of others have no output.
+// Checks the elements of an all_reduce, or of a reduce, in which slices of other ranks have no output.
 void expectReducible(const SumElements& elements) {
   for (size_t rank = 0; rank < elements.entries.size(); ++rank) {
     const auto& segments = elements.slices.of(static_cast<int>(rank)).layout.segments();

@@ -101,7 +101,7 @@ void TensorCompression::finish(const LowRankKernels& kernels, bool rounds_here, 
   if (feedback()) {
     for (size_t i = 0; i < own_.size(); ++i)
       own_[i] -= lost_[i];
-    // Of an idle tensor the residual is what it was; of others A stands there.
+    // An idle tensor keeps its residual; otherwise A is stored in its place.
     if (coded()) {
       matrix();
       left = whole_.data();
@@ -160,7 +160,7 @@ bool TensorCompression::isIdle() const {
   return true;
 }
 
-// Of an idle tensor without a rank: its residual, and what coding the sums here has lost.
+// Finishes an idle tensor without a rank: the residual becomes what coding the sums here has lost.
 void TensorCompression::finishIdle() {
   float* residual = t_.residual;
   if (coded()) {

@@ -39,7 +39,7 @@ class TensorCompression {
   // The second has come. `times`: how often the result stands for what was sent, the group's size for an average.
   void finish(const LowRankKernels& kernels, bool rounds_here, float times);
 
-  // In place of it, where the result is not finite.
+  // Takes the place of finish() if the result is not finite.
   void spoil();
 
   // The factors in which the reduction of a tensor without data stays; the last of all.

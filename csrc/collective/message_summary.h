@@ -13,14 +13,15 @@ struct Reduction;
 
 // The fields of one message that ranks compare.
 struct MessageSummary {
-  // By its plan: dtype's name, the layout's elements, its codec. What the caller calls the elements goes into dtype and
-  // elements afterwards: the wire's `opaque` does not tell four uint16 from eight float8, and ranks' parts may differ.
+  // Takes the dtype's name, the layout's number of elements and its codec from the plan. The caller's name of the
+  // elements goes into dtype and elements afterwards: the wire's `opaque` does not distinguish four uint16 from eight
+  // float8, and parts of ranks may differ.
   MessageSummary(const MessagePlan& plan);  // NOLINT: a plan describes itself
-  // Of elements that no plan has: the inner backend's.
+  // Describes elements without a plan: those that the inner backend carries.
   MessageSummary(std::string dtype, std::string elements)
       : dtype(std::move(dtype)), elements(std::move(elements)), codec("none, by the inner backend") {}
 
-  // The same with the caller's name of the elements' type, and their number, where these are not empty.
+  // A copy with the caller's name of the elements' type and their number, where these are not empty.
   MessageSummary as(const std::string& type_name, const std::string& type_elements) const;
 
   std::string dtype, elements, codec;
@@ -30,7 +31,7 @@ struct MessageSummary {
 // (FORMAT.md, "Descriptions"). Long lists are cut and closed with a hash, so that the description fits a frame.
 KeyValues describe(const std::string& op, const std::vector<MessageSummary>& messages);
 
-// The same of a reduction, with the reduce op before the codec, which follows from it.
+// describe() for a reduction, with the reduce op before the codec, which follows from it.
 KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
                             const Reduction& reduction);
 

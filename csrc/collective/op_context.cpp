@@ -184,7 +184,7 @@ void OpContext::fail(int peer, const std::string& why) const {
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
   if (cancellation && error.kind != TransportError::Kind::timed_out) {
-    // Of a peer that gave the op up and left, the word may be on its way through this process.
+    // If the peer cancelled the op and left, its notice may still be in this process's queue.
     const bool is_cancelled = error.kind == TransportError::Kind::cancelled;
     const auto patience = is_cancelled ? std::chrono::milliseconds(group.timeout_ms.load()) : kWordPatience;
     if (const auto cause = cancellation->settled(patience)) std::rethrow_exception(givenUp(*cause));

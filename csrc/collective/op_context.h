@@ -17,8 +17,8 @@
 
 namespace lowcomm {
 
-// How far an op or a message has got, for whoever looks from another thread while it runs: one entry of the flight
-// record (engine/flight.h). Thread-safe.
+// How far an op or a message has got, readable from other threads while it runs: one entry of the flight record
+// (engine/flight.h). Thread-safe.
 class OpProgress {
  public:
   using Clock = std::chrono::steady_clock;
@@ -130,7 +130,7 @@ struct OpCounters {
   uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
   uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
   uint64_t received_bytes = 0;
-  // Of tensors on a device: what was copied between it and the host, codes or values.
+  // Bytes copied between a device and the host for the op, codes or values.
   uint64_t device_to_host_bytes = 0, host_to_device_bytes = 0;
   std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
   std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
@@ -170,8 +170,8 @@ inline constexpr uint32_t kOpTags = 64;
 inline constexpr uint32_t kTaggedOps = 1 << 22;
 inline constexpr uint32_t kAgreementTag = 0, kCountsTag = 2;  // among them, of the control lane
 
-// Whether an op of the worker is given up (Engine::cancel), for the worker that runs it and for whoever gives it up.
-// Thread-safe.
+// Whether an op of the worker is cancelled (Engine::cancel), shared by the worker that runs it and the thread that
+// cancels it. Thread-safe.
 class Cancellation {
  public:
   struct Cause {
@@ -192,8 +192,8 @@ class Cancellation {
   // The group is over, which ends the wait for a cause.
   void endGroup();
 
-  // Of an op one of whose transfers was cancelled: waits until its tags are closed, for `patience` at most. Nothing
-  // where it was not given up.
+  // Waits, at most for `patience`, until the tags of an op one of whose transfers was cancelled are closed. Returns an
+  // empty value if the op was not cancelled.
   std::optional<Cause> settled(std::chrono::milliseconds patience);
 
  private:
@@ -226,7 +226,7 @@ class OpContext {
   // The first of an op's tags; 0 where the transport cannot close tags, and ops share theirs.
   static uint32_t firstTag(const GroupContext& group, uint32_t sequence);
 
-  // Of the group.
+  // This rank's number in the group.
   int rank() const;
   int size() const;
   size_t chunkBytes() const;

@@ -252,15 +252,15 @@ void P2p::adopt(P2pRecv& message, uint32_t number) {
   message.op.note([&](OpProgress::State& state) { state.sequence = number; });
 }
 
-// With the lock: of a receive that is through though nobody has asked for it, the number in its first frame. Where that
-// stayed out of the common count, all numbers after it would be kept for ever.
+// With the lock: records the number in the first frame of a receive that completed although no thread waits for it.
+// Without it in the common count, all later numbers would be kept for ever.
 void P2p::takeDown(P2pRecv& message) {
   const std::optional<FrameHeader> got = message.firstHeader();  // one that does not open is told to its holder
   if (!got || got->epoch != group_.epoch || (got->sequence & kSharedNumber) == 0) return;
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
-// With a message of a tag those go that are older and through, though nobody has asked for them.
+// Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for.
 void P2p::forget(P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
@@ -288,7 +288,7 @@ void P2p::forget(P2pMessage& done) {
   close(flow->first, flow->second);
 }
 
-// With the lock: drops a flow that nobody is at. Of a tag that its sender counts by itself the number stays.
+// With the lock: erases a flow that no thread uses. If its sender counts the tag by itself, the number stays.
 void P2p::close(const Key& key, Flow& flow) {
   const bool waiting = !flow.unannounced.empty() || !flow.announced.empty();
   if (flow.posting > 0 || !flow.under_way.empty() || waiting) return;

@@ -35,8 +35,8 @@ class AnyRecv {
   OpContext op;  // until the sender is known; the message goes on with its entry in the flight record
   const MessageFlow flow;
 
-  // Waits for a sender, under the progress deadline; the message is then to be finished (P2p::finish). Throws as
-  // P2p::recv, and TransferError where nobody is left who could send.
+  // Waits for a sender, under the progress deadline; then finish the message (P2p::finish). Throws as P2p::recv, and
+  // TransferError if no rank is left that could send.
   std::shared_ptr<P2pRecv> wait();
 
  private:
@@ -82,7 +82,7 @@ class P2p {
   explicit P2p(GroupContext& group);
   ~P2p() { stop(); }
 
-  // Gives the message its number and encodes it from `source`, which nobody reads afterwards. Does not wait for the
+  // Gives the message its number and encodes it from `source`, which is not read afterwards. Does not wait for the
   // receiver.
   void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source);
 
@@ -108,14 +108,14 @@ class P2p {
   //    has the number. Then neither remembers the message.
   bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
 
-  // As cancel(), of the message once its sender is known; until then the receive leaves those that wait.
+  // cancel() for the message once its sender is known; until then the receive is removed from those that wait.
   bool cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
 
   // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
-  // decodes those of a receive one by one as they come. The deadline runs from the wait: on a link that is busy with
-  // messages nobody waits for, theirs is no progress of this one. Throws the ValueError of a send that could not be
-  // encoded, PeerRefusal where the sender's could not or the two sides mean different messages, and any other PeerError
-  // where a transfer failed or a frame is not the one expected (with both values).
+  // decodes the frames of a receive as they arrive. The deadline begins with the wait; progress of other messages on
+  // the link does not extend it. Throws the ValueError of a send that could not be encoded, PeerRefusal if the sender's
+  // could not be or if the two sides mean different messages, and any other PeerError if a transfer failed or a frame
+  // is not the expected one (with both values).
   void finish(P2pMessage& message);
 
   // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
@@ -150,15 +150,15 @@ class P2p {
     std::mutex in_order;  // posts one at a time: a flow's numbers are its order on the link
     size_t posting = 0;
     std::deque<std::shared_ptr<P2pMessage>> under_way;
-    // Of a receiver: the number given last, and whether its sender is known to count the tag by itself.
+    // In a receiver: the last number given, and whether its sender is known to count the tag by itself.
     uint32_t last = 0;
     bool counted = false;
-    // Of a sender: messages and announcements that wait for each other; one of the two is empty.
+    // In a sender: messages and announcements that wait for each other; one of the two is empty.
     std::deque<std::shared_ptr<P2pSend>> unannounced;
     std::deque<Announcement> announced;
     std::mutex pairing;  // frames of one message at a time are handed over
   };
-  // A flow while one is at it: an entry that nobody is at goes.
+  // Pins a flow's map entry while a thread uses it; the last user erases it.
   class FlowLock {
    public:
     FlowLock(P2p& p2p, const Key& key);

@@ -116,8 +116,8 @@ Announcement* P2p::announced(int peer, uint32_t first_tag) {
   return nullptr;
 }
 
-// Of a message that is given up: its waits break, nothing of it is under way any more, and its peer is told before its
-// memory goes. Who finishes it lets go of its frames.
+// Cancels a message: its waits end, its transfers stop, and the peer is notified before the memory is released. The
+// thread that finishes it releases its frames.
 void P2p::leave(P2pMessage& message, bool closes, bool says) {
   message.leave();
   if (closes) group_.closeTags(message.peer, *message.first_tag_);

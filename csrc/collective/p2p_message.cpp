@@ -287,7 +287,7 @@ void P2pSend::wait() {
     lost = lost_;
   }
   if (left) {
-    // Who gives it up is about to close its tags: until then the transport may read its frames.
+    // The thread that cancels the message is about to close its tags: until then the transport may read its frames.
     const auto cause = op.cancellation->settled(std::chrono::milliseconds(op.group.timeout_ms.load()));
     std::rethrow_exception(op.givenUp(*cause));
   }

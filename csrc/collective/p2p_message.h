@@ -43,11 +43,11 @@ struct MessageKey {
   std::string gradient = {};
 };
 
-// The frames of `elements` elements: planMessage, with one empty frame where there are none, so that a peer who expects
-// some is told. TypeError when the codec does not take the dtype.
+// The frames of `elements` elements: planMessage, with one empty frame if there are no elements, so that a peer that
+// expects some gets an error. TypeError when the codec does not take the dtype.
 MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes);
 
-// The same of segments, each with a codec of its own.
+// planP2p() for segments, each with a codec of its own.
 MessagePlan planP2p(const Layout& layout, DType dtype, size_t chunk_bytes);
 
 // One message between two ranks, under way from P2p::send or P2p::recv until P2p::finish.
@@ -77,7 +77,7 @@ class P2pMessage {
   friend class P2p;
   // Waits, as a part of `resuming`, until nothing of it is under way; what came is not looked at.
   virtual void drop(OpContext& resuming) = 0;
-  // Whether all of it has left or come. Of one that nobody finishes.
+  // Whether all of it has been sent or received. Only for a message that no thread finishes.
   virtual bool isThrough() = 0;
   // It is given up: its wait for the peer is over, and nothing more is begun.
   virtual void leave() = 0;
@@ -180,7 +180,7 @@ class P2pRecv : public P2pMessage {
   bool isThrough() override;
   void leave() override {}
   void release() override;
-  // Whether the first frame has come. Of one that nobody finishes.
+  // Whether the first frame has arrived. Only for a message that no thread finishes.
   bool hasFirst();
   // The header of the first frame of a message that is through; nothing where it does not open.
   std::optional<FrameHeader> firstHeader() const;

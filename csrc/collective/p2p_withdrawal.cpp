@@ -96,8 +96,8 @@ void P2p::answered(int peer, uint32_t number, Block& block) {
   changed_.notify_all();
 }
 
-// Of a flow that was withdrawn: sends that wait for a receive stay behind, receives that wait for a send are answered
-// behind the frames of messages before them.
+// For a withdrawn flow: sends that wait for a receive stay queued; receives that wait for a send are refused after the
+// frames of earlier messages.
 void P2p::refuseRest(int peer, const MessageFlow& name) {
   FlowLock posting(*this, {peer, name, true});
   Flow& flow = posting.flow();
@@ -135,7 +135,7 @@ void P2p::resume(OpContext& op, int peer, uint32_t number) {
   WithdrawalWait heard(*this, peer, block);
   op.wait(heard, peer, "waiting for its withdrawal");
   op.wait(*block.delivery.transfer, peer, "withdrawing");
-  // What nobody has asked for, or will: those that are being finished leave by themselves.
+  // Messages that no thread waits for; those that are being finished are removed by their threads.
   std::vector<std::shared_ptr<P2pMessage>> left;
   const std::vector<Key> keys = keysOf(peer, number);
   {

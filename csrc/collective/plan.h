@@ -109,7 +109,7 @@ class RankPlans {
 
   const MessagePlan& of(int rank) const { return plans_[plans_.size() == 1 ? 0 : rank]; }
 
-  // By rank: what Phase::out and Phase::in hold.
+  // For each rank, the message that Phase::out and Phase::in hold.
   std::vector<const MessagePlan*> all() const;
 
   // Bytes of the parts of all ranks except `rank`, as elements: it would send them uncoded.
@@ -123,8 +123,8 @@ class RankPlans {
   std::vector<MessagePlan> plans_;
 };
 
-// Makes the elements [first, first + count) of a tensor, fp32, at `out`, for a tensor that nobody holds as a whole.
-// Called more than once of the same ones.
+// Makes the elements [first, first + count) of a tensor, fp32, at `out`, for a tensor that is never held as a whole.
+// Called more than once for the same elements.
 using MakeElements = std::function<void(float* out, uint64_t first, uint64_t count)>;
 
 // The elements of one segment of a slice that ranks reduce: part of a tensor.
@@ -144,7 +144,7 @@ struct ScatterEntry {
   bool feedback() const { return residual || coded; }
 };
 
-// By rank, whose slice they make up, in the order of the slice's segments.
+// For each rank, the entries that make up its slice, in the order of the slice's segments.
 using ScatterEntries = std::vector<std::vector<ScatterEntry>>;
 
 // Payloads that travel in several frames because their codec cannot be cut: encoded as a whole with the first part, and

@@ -18,7 +18,7 @@
 namespace lowcomm {
 namespace {
 
-// By rank, where the segments of its slice are: all of them read, and this rank's reduced to the output.
+// For each rank, where the segments of its slice are: all of them are read, and this rank's are reduced to the output.
 ScatterEntries entriesOf(const ScatterMessage& message, const RankPlans& slices, int own) {
   const size_t item = itemBytes(message.dtype);
   ScatterEntries entries(message.inputs.size());

@@ -34,7 +34,7 @@ void addLoss(Loss& loss, const float* x, const float* decoded, uint64_t count) {
 }
 
 void addLossOf(Loss& loss, const Run& run, const Window& window, const std::vector<float>& x, const Draws& draws) {
-  // Of the thread, which encodes op after op: fresh memory would cost more than the sample.
+  // One buffer per thread, which encodes op after op: allocating memory would cost more than the sample.
   thread_local std::vector<std::byte> payload;
   thread_local std::vector<float> decoded;
   const uint64_t at = run.codec->spec().unit > 0 ? 0 : run.offset + window.first;  // of units a window is a tensor

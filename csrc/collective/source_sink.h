@@ -48,7 +48,8 @@ struct SourceElements {
   Draws draws;              // stream without its segment number
   std::string of = {};      // ends the message of a NonFiniteError
   void* decoded = nullptr;  // of staged elements: takes what they decode to, frame by frame; may be `data`
-  // Of staged elements: where those of each segment are, their draws' slots and residuals, in place of data; or null.
+  // For staged elements: where those of each segment are, with their draws' slots and residuals, instead of data; or
+  // null.
   const std::vector<ScatterEntry>* entries = nullptr;
 };
 
@@ -64,8 +65,8 @@ class Source {
   virtual void encode(size_t k, std::span<std::byte> payload) = 0;
 };
 
-// Of elements in host memory, or where `device_codec` is. What encoding loses is sampled of the former alone: a sample
-// would be elements that cross to the host.
+// Makes a source for host memory, or for the device of `device_codec`. Only host sources sample the encoding error: on
+// a device that would copy elements to the host.
 std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* device_codec, SourceElements elements);
 
 // Where one message is decoded to: room for its plan's elements, flat. All of it lives as long as the sink.

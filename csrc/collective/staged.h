@@ -86,7 +86,7 @@ void expectPadded(const Run& run, DType dtype, std::span<const std::byte> payloa
 // Codec::expectTaken is on the host. They are encoded for the sake of the refused word alone; the payload stays there.
 class StagedCheck {
  public:
-  // Of the plan's frames from `data` on, which both outlive this. `of` ends a NonFiniteError.
+  // Checks the plan's frames from `data` on; both must outlive this object. `of` ends the text of a NonFiniteError.
   StagedCheck(DeviceCodec& device_codec, const MessagePlan& plan, const void* data, std::string of)
       : device_codec_(device_codec), plan_(plan), data_(static_cast<const std::byte*>(data)), of_(std::move(of)) {}
 

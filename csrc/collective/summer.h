@@ -64,8 +64,8 @@ class Summer {
 // another kind than a sum that are, and for other residuals on a device.
 std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements);
 
-// A reduction in a group of one rank, in place: there is nobody to send to, so nothing is encoded, and nothing is lost
-// but to the rounding of the scale and of the residual. Throws the NonFiniteError that encoding would throw.
+// A reduction in a group of one rank, in place: there is no peer, so nothing is encoded, and only rounding of the scale
+// and of the residual loses anything. Throws the NonFiniteError that encoding would throw.
 void reduceAlone(const ScatterEntry& entry, const CodecSpec& codec, DType dtype, const Reduction& reduction);
 
 // The end of a NonFiniteError: "of the slice for rank 2".

@@ -72,8 +72,8 @@ class SendWhole final : public Phase {
 
 }  // namespace
 
-// Of two ranks neither sends more than by slices, and neither waits for the other's sums; of more ranks each sends up
-// to kMoreBytes more.
+// With two ranks, a whole tensor makes neither rank send more than slices would, and neither waits for the other's
+// sums; with more ranks each sends at most kMoreBytes more.
 bool travelsWhole(uint64_t bytes, int ranks) {
   constexpr uint64_t kWholeBytes = 64 << 10, kMoreBytes = 8 << 10;
   const auto size = static_cast<uint64_t>(ranks);

@@ -66,7 +66,8 @@ class BlockTeam {
     blank_ = blank;
   }
 
-  // The same of the rotated ones, which each pass rotates anew: they have no place to stay. `fill`: fillLanes.
+  // From now on `each` and `sum` see the rotated elements. Each pass rotates them again: they are not stored. `fill`:
+  // fillLanes.
   __device__ void rotate(bool fill) {
     rotated_ = true;
     fill_ = fill;

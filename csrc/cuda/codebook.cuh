@@ -21,7 +21,7 @@ struct BookArgs<true> {
   float4 four[64];
 };
 
-// The book in shared memory; null where there is none. Called by all threads of a thread block: it has a barrier.
+// The book in shared memory; null without a book. Called by all threads of a thread block: it contains a barrier.
 template <bool kUsed>
 __device__ inline const float* shareBook(const BookArgs<kUsed>& book, uint32_t bits) {
   if constexpr (kUsed) {

@@ -39,7 +39,7 @@ __device__ inline float toFloat(Float16 x) {
 #endif
 }
 
-// The same where a NaN may come: of each its own, as the integer form has it.
+// A float16 element that may be NaN: its payload is kept, as in the integer form.
 struct AnyFloat16 {
   uint16_t bits;
 };

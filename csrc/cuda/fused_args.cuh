@@ -75,7 +75,8 @@ __device__ inline void storeMixed(T* y, uint32_t n, const Tile& tile, const Seat
   }
 }
 
-// Of a state: held to the largest number of its type, and what its owner put there may be NaN.
+// Stores elements of a state, limited to the largest number of its type; NaN, which its owner may have put there,
+// stays.
 template <class T>
 __device__ inline void keepTile(T* y, float largest, uint32_t n, const Tile& tile, const Seat& seat) {
   Tile held = tile;

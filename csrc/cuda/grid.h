@@ -27,7 +27,7 @@ struct GridRun {
   DType dtype = DType::float32;  // of the elements: float32, float16, bfloat16
   uint64_t count = 0;            // elements; above 2^31 too. 0: nothing is enqueued
 
-  // Of levels<b>, and of no other codec: its table. Read before the call returns; a launch has a copy of its own.
+  // The table of levels<b>; null for other codecs. Read before the call returns; a launch has a copy of its own.
   const LevelTable* levels = nullptr;
 };
 
@@ -52,9 +52,9 @@ struct GridRun {
 void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
                 const PhiloxKey& key, uint32_t* refused);
 
-// y = the decoded elements, rounded to run.dtype. Refuses what GridCodec::decode does: a base or step that is not
-// finite (except for poison's own), a code that is none, bits that are not 0 where nothing is; y is then written all
-// the same, and only where it should be.
+// y = the decoded elements, rounded to run.dtype. Refuses what GridCodec::decode refuses: a base or step that is not
+// finite (except for poison's own), an invalid code, padding bits that are not 0; y is then written all the same,
+// within its bounds.
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused);
 
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeGrid; acc is then without meaning.

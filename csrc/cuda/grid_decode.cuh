@@ -93,7 +93,7 @@ void decodeWith(const Place& place, const char* doing, const GridRun& run, const
   enqueue(grid.rotated ? kernel.template operator()<true>() : kernel.template operator()<false>(), BookArgs<false>{});
 }
 
-// By name: the NaN that a device's arithmetic makes of a poisoned bucket is another one than a CPU's.
+// Sets the NaN by name: a device's arithmetic makes another NaN of a poisoned bucket than a CPU's.
 __device__ inline void poison(Tile& tile, bool poisoned) {
   if (poisoned) tile.each([](float& value) { value = floatOf(kPoison); });
 }

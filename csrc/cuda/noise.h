@@ -24,7 +24,8 @@ namespace lowcomm::cuda {
 void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
               const NoiseTerm* terms, size_t term_count, uint32_t stream);
 
-// The same of up to kCarriedTerms terms in host memory, which are read before it returns: they go with the launch.
+// addNoise() for up to kCarriedTerms terms in host memory, which are read before it returns: they are copied with the
+// launch.
 inline constexpr size_t kCarriedTerms = 64;
 void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
               std::span<const NoiseTerm> terms, uint32_t stream);

@@ -27,7 +27,7 @@ class WarpTeam {
     }
   }
 
-  // Of the thread's bucket. Past the end of the run: where none is.
+  // The first element of the thread's bucket. Past the end of the run if the thread has no bucket.
   __device__ uint64_t first() const { return (start_ + seat_.group * kSmallestBucket) & ~uint64_t{bucket_ - 1}; }
   __device__ bool isFirstThread() const { return seat_.thread % (bucket_ / 16) == 0; }
 
@@ -45,7 +45,7 @@ class WarpTeam {
     each([&](Tile& tile, uint64_t, uint32_t) { repair.mend(tile, blank); });
   }
 
-  // The same of the rotated ones, once all else that is asked of the elements themselves has been. `fill`: fillLanes.
+  // Rotates the elements, after everything else that needs them as they are. `fill`: fillLanes.
   __device__ void rotate(bool fill) {
     each([&](Tile& tile, uint64_t at, uint32_t) {
       taken_ &= rotateTile(tile, grid_.limit, grid_.of_units, turnAt(grid_, at), seat_);

@@ -82,7 +82,7 @@ std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>&
   if (!op.progress) op.progress = record_.add(op.op, op.sequence);
   std::exception_ptr error = attempt(op, part);
   {
-    // Told under the lock: whoever shuts the group down may destroy it as soon as the count is 0.
+    // Notified under the lock: the thread that shuts the group down may destroy it as soon as the count is 0.
     std::lock_guard<std::mutex> lock(mutex_);
     --running_inline_;
     changed_.notify_all();
@@ -181,8 +181,8 @@ void Engine::loop() {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     }
-    // An op begins when all peers can know of those before it that were given up (OpContext::wait), or could have for
-    // the progress deadline. Who leaves waits for a moment, and nobody once the group is over.
+    // An op begins when all peers can know of the earlier ops that were cancelled (OpContext::wait), or when the
+    // progress deadline for that is over. A leaving rank waits briefly, and not at all once the group is over.
     if (words_)
       words_->settle([&](std::chrono::milliseconds waited) {
         std::lock_guard<std::mutex> lock(mutex_);

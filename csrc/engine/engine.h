@@ -77,17 +77,17 @@ class Engine {
   // op under way; its Done comes from the worker as soon as its wait is broken.
   void abort(const std::string& why);
 
-  // As abort(), and the peers are told nothing: they see the connections close.
+  // abort() without a message to the peers: they see the connections close.
   void breakOff(const std::string& why);
 
-  // As abort(), for a handler of a signal that raised an exception of this name in a wait for `op`.
+  // abort() for a signal handler that raised an exception of this name in a wait for `op`.
   void interrupt(const std::string& op, const std::string& name);
 
   // Ends the worker after what is queued, then both lanes, and with them what runs next to the worker; returns when
   // that has ended too. Any number of times, not from runInline().
   void shutdown();
 
-  // As drain(), for at most `patience`; whether everything has ended.
+  // drain() for at most `patience`; returns whether everything has ended.
   bool drainFor(std::chrono::milliseconds patience);
 
   // The group's last ops and messages, those of the inner backend too where the caller adds them. Written to a file,

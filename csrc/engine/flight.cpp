@@ -25,7 +25,7 @@ size_t characterAt(const std::string& text, size_t at) {
   const unsigned first = byte(0), second = byte(1);
   if (first < 0x80) return 1;
   const size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  // Of the second byte: no longer form of a character than there need be, no surrogate, nothing beyond U+10FFFF.
+  // Bounds of the second byte: no overlong form of a character, no surrogate, nothing beyond U+10FFFF.
   const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (first < 0xc2 || first > 0xf4 || second < low || second > high) return 0;

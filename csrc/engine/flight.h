@@ -17,24 +17,25 @@ namespace lowcomm {
 // As JSON, an object:
 //   "format"        1
 //   "group"         name of the group; "size": its ranks; "epoch": of its frames
-//   "rank"          this rank in the group; "global_rank": in the world, null where that is not known; "pid"
+//   "rank"          this rank in the group; "global_rank": in the world, null if unknown; "pid"
 //   "unix_time_s"   now; every time below is relative to it, in seconds, negative: ago
-//   "because"       why it was written; "" where somebody just asked
+//   "because"       why it was written; "" if the caller only asked for it
 //   "ops"           the ops and messages, oldest first, each an object:
 //     "op", "sequence"    as in errors; a message's is its number among those of its peer, tag and direction
 //     "state"             "queued", "under way", "done" or "failed"
 //     "description"       what ranks compare: "tensors", "dtype", "elements a rank", "codec", ...; {} until it starts
-//     "missing"           of one that is not over or failed: the peers of which not all frames have come, each
+//     "missing"           of an op in progress or failed: the peers whose frames have not all arrived, each
 //                         {"rank", "received", "expected"} in frames; frame 0 of a collective is its description
 //     "wait"              what it waits for, or failed on: {"rank", "frame" (null: not counted), "doing", "since_s"};
-//                         null where nothing
+//                         null if it does not wait
 //     "sent_bytes", "received_bytes"   by this rank up to now, frame headers included
-//     "queued_s", "started_s", "ended_s"   null where it has not come so far
+//     "queued_s", "started_s", "ended_s"   null if it has not got so far
 //     "error"             of one that failed, else null
 // Ranks in an op are the group's. The text is UTF-8; bytes of a message that are not stand as U+FFFD.
 class FlightRecord {
  public:
-  // Of the last `entries` ops; 0: of none. `folder` is where write() puts it; empty: the system's for temporary files.
+  // Records the last `entries` ops; 0 records nothing. `folder` is where write() puts the file; empty means the
+  // system's temporary folder.
   FlightRecord(const GroupContext& group, size_t entries, std::string folder);
 
   // Takes down one that is issued; null where nothing is recorded. Over `entries` the oldest that has ended leaves,
@@ -44,11 +45,11 @@ class FlightRecord {
   std::string json(const std::string& because = "") const;
 
   // Writes json() to a file of its own name (lowcomm-flight-<group>-rank<r>-pid<p>-epoch<e>.json), whole or not at all.
-  // Returns what an error adds about it: "; flight record: <path>", or why there is none at that path; empty where
+  // Returns what an error adds about it: "; flight record: <path>", or why the file could not be written; empty if
   // nothing is recorded. Never throws.
   std::string write(const std::string& because) noexcept;
 
-  // What the last write() returned.
+  // The text that the last write() returned.
   std::string named() const;
 
  private:

@@ -55,8 +55,8 @@ struct OpWord {
 // Thread-safe.
 class OpWords {
  public:
-  // `heard` gets each word that comes, and `spoilt` why there are no more of a peer that said what is none: on a thread
-  // of this object's own.
+  // `heard` receives each message, and `spoilt` the reason if a peer sent an invalid one, after which no more are read
+  // from it: on a thread of this object's own.
   using Heard = std::function<void(int peer, const OpWord& word)>;
   using Spoilt = std::function<void(int peer, const std::string& why)>;
   OpWords(GroupContext& group, Heard heard, Spoilt spoilt);

@@ -46,7 +46,7 @@ class OpQueue {
   // Engine::interrupt of the group.
   void interrupt(const std::string& op, const std::string& name) { engine().interrupt(op, name); }
 
-  // The same of P2p::withdraw, withdrawn and resume.
+  // As above for P2p::withdraw, withdrawn and resume.
   void withdraw(int peer, uint32_t block, const std::string& why) {
     OpContext op(group(), "withdraw from block " + std::to_string(block), 0);
     run(op, [&](P2p& messages) { messages.withdraw(peer, block, why); }, /*recorded=*/true);
@@ -72,7 +72,7 @@ class OpQueue {
   }
 };
 
-// A queue over an engine that nobody else submits to.
+// A queue over an engine that has no other submitters.
 class EngineQueue : public OpQueue {
  public:
   // `engine` outlives this.
@@ -108,7 +108,7 @@ class Ticket {
     });
   }
 
-  // Whether there is an op that nobody has waited for yet.
+  // Whether there is an op that has not been waited for yet.
   bool pending() const { return ended_.valid(); }
 
   // Whether the op has ended, or does within this time.

@@ -19,8 +19,9 @@ inline constexpr uint32_t kRotatedLimitBits = 0x7b800000u;
 // The NaN that a poisoned bucket has for a base, or for its step where it has no base, and decodes to.
 inline constexpr uint32_t kPoison = 0x7fc00000u;
 
-// The first element that is NaN, infinite or of magnitude `limit` or more (a power of two), -1 when there is none: what
-// a codec refuses. float32, float16, bfloat16; of other types none is found. A limit of infinity takes all finite ones.
+// The first element that is NaN, infinite or of magnitude `limit` or more (a power of two), which a codec refuses; -1
+// if there is no such element. float32, float16, bfloat16; -1 for other types. A limit of infinity accepts all finite
+// ones.
 int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit = kFiniteLimit);
 
 // Below 0 where x is NaN or infinite: what a loop ORs together that makes its elements anyhow. Compilers have vectors

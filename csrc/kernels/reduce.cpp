@@ -88,7 +88,8 @@ A wrappingMultiply(A a, A b) {
   }
 }
 
-// Of two NaN, or of an infinity less another, each kind of hardware makes another NaN: all become the same one.
+// For two NaN, or for an infinity minus another, each kind of hardware makes a different NaN: they all become the same
+// one.
 template <class A>
 A settled(A v) {
   if constexpr (std::is_floating_point_v<A>) {

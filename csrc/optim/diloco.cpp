@@ -299,7 +299,8 @@ void DiLoCoX::giveUp() {
     s.apply_at = -1;
     if (s.send_at <= steps_) startInterval(s);
   }
-  // By the clock, sites would not have the same fragment next: some ended this interval by their limit of steps.
+  // With an interval by the clock, sites could disagree about the next fragment: some ended this interval by their
+  // limit of steps.
   if (options_.sync_seconds > 0) startIntervals();
   checks_.clear();
   kept_error_ = nullptr;

@@ -55,11 +55,11 @@ class DiLoCoX {
  public:
   // Collective over the site and over `stripes`: compares options, names, shapes and values of the parameters.
   // `stripes`: the groups in which the stripes that this rank carries are averaged, in the order of
-  // SiteModel::stripes(); where there are none nobody else is asked, and regroup() comes before the first step().
-  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment; of replicas in a site the
-  // first one's count.
+  // SiteModel::stripes(); if it is empty no other rank is asked, and regroup() must come before the first step().
+  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment; with replicas in a site the
+  // first one's are used.
   //
-  // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefusal naming what
+  // Throws ValueError for options and parameters that do not fit, TypeError for their dtypes, PeerRefusal naming what
   // differs on another rank, PeerError.
   DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> stripes, DiLoCoXOptions options,
           OuterSite site = {}, std::vector<OuterParameter> buffers = {});
@@ -70,7 +70,8 @@ class DiLoCoX {
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
   ~DiLoCoX();
 
-  // In place of the constructor, on a rank that cannot make one for a reason of its own: tells the others, which throw.
+  // Replaces the constructor on a rank that cannot construct one for a reason of its own: tells the other ranks, which
+  // throw.
   static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site);
   DiLoCoX(const DiLoCoX&) = delete;
@@ -131,7 +132,7 @@ class DiLoCoX {
   // theirs.
   TensorMap state();
 
-  // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
+  // Replaces state() on a rank that cannot write its checkpoint for a reason of its own: tells the other ranks.
   void stateFailed(const std::string& error);
 
   // Throws ValueError naming what is missing or does not fit, a number of ranks among it (not before the first
@@ -224,8 +225,8 @@ class DiLoCoX {
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   Clock::time_point looked_ = {};
   double rank_;
-  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones. A pause after the
-  // first, as an evaluation is, counts as two steps.
+  // Seconds of an inner step, including everything between two calls of step(): a running mean of the last ones. A
+  // pause after the first step, such as an evaluation, counts as two steps.
   double step_s_ = 0;
   Clock::time_point step_ended_ = {};
   Clock::time_point word_due_ = {};                // of a rank that still waits for a stripe, in its site

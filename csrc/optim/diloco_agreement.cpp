@@ -189,7 +189,8 @@ void DiLoCoX::conclude(const FragmentSchedule& s, const EffectiveRanks& mine, co
   }
 }
 
-// The others of the site wait for this rank's word on sync_every: where there is none, for what it is about to throw.
+// The other ranks of the site wait for this rank's part of sync_every: without one, this sends the error that it is
+// about to throw.
 void DiLoCoX::tellSite(const std::exception_ptr& error) {
   try {
     gatherNumber(isLost(error) ? kLost : kSpoilt, *site_.ranks, kStep);

@@ -8,9 +8,9 @@
 
 namespace lowcomm {
 
-// Of every fragment, whether it is due after this inner step. By the clock, sites end an interval after as many steps
-// as they have made; the ranks of a site must end it after the same one. So they take the word of the first among them,
-// at inner steps that they know of: every time when half of what is left has passed, and then at every step.
+// Returns which fragments are due after this inner step. With `sync_seconds` sites make different numbers of steps, but
+// the ranks of a site must agree, so they use the first rank's clock, at inner steps that all of them know: each time
+// when half of the rest has passed, and then at every step.
 std::vector<bool> DiLoCoX::due() {
   std::vector<bool> due;
   for (const FragmentSchedule& s : fragments_)
@@ -37,7 +37,7 @@ std::vector<bool> DiLoCoX::due() {
   return due;
 }
 
-// By the way, the ranks compare what they have counted: stripes of one model would have other weights.
+// The ranks also compare the steps that they have counted: otherwise stripes of one model would have different weights.
 std::vector<double> DiLoCoX::wordOfTheFirst(std::vector<double> left) {
   left.push_back(fragments_.front().samples);
   const std::vector<std::vector<double>> all = gatherNumbers(left, *site_.ranks, "DiLoCoX: compare clocks in a site");
@@ -53,8 +53,8 @@ std::vector<double> DiLoCoX::wordOfTheFirst(std::vector<double> left) {
   return left;
 }
 
-// Of several fragments that are due, only the one that has waited longest: a slow site would make two outer steps after
-// one inner step, and could not stop between them, where faster ones can.
+// If several fragments are due, keeps only the one that has waited longest: otherwise a slow site would take two outer
+// steps after one inner step, and could not stop between them as faster sites can.
 void DiLoCoX::keepNext(std::vector<bool>& due) const {
   size_t next = due.size();
   for (size_t f = 0; f < of_parameters_; ++f) {

@@ -37,7 +37,7 @@ struct DiLoCoX::Handover {
     return all;
   }
 
-  // Of the tensors that come from a rank, into its parcel (`out`) or from there.
+  // Copies the tensors that come from a rank into its parcel (`out`), or from it.
   void copy(int from, bool out) const {
     int64_t at = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {

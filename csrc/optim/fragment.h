@@ -37,7 +37,8 @@ struct OuterMemory {
   OuterMemory& operator+=(const OuterMemory& more);
 };
 
-// Some rows of a tensor of a fragment, of the same shape and device; `parameter` is fp32. Undefined: there is none.
+// Some rows of a tensor of a fragment, of the same shape and device; `parameter` is fp32. Undefined tensors are not
+// kept.
 struct OuterRows {
   at::Tensor parameter, outer, momentum, start, mark, message, rounding;
 };
@@ -94,13 +95,13 @@ class Fragment {
   // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
   void drop();
 
-  // Of the average that landed last: the effective ranks of its matrices (Adaptation).
+  // The effective ranks of the matrices of the last average (Adaptation).
   const EffectiveRanks& effectiveRanks() const { return effective_; }
 
   // r of the matrices from the next message on, at most each one's first. landed or idle.
   void setRank(int64_t rank) { next_rank_ = rank; }
 
-  // Of the last message: what moved, and the seconds that wait() waited.
+  // The bytes that the last message moved, and the seconds that wait() waited.
   const OpCounters& moved() const { return moved_; }
   double waited() const { return waited_s_; }
 
@@ -171,8 +172,8 @@ class Fragment {
   void forgetOwn();
   void measure();
 
-  // -> idle: the message is none any more, and with mode eager the rank's own outer steps, which were taken for it and
-  // may hold what made it fail, start from θ̄ and its momentum again.
+  // -> idle: drops the message. With mode eager the rank's own outer steps, which were taken in advance and may hold
+  // the values that made it fail, start from θ̄ and its momentum again.
   void forget();
   OuterRule rule() const;
 

@@ -14,7 +14,7 @@ int64_t rowsOf(const at::Tensor& t) {
   return t.dim() == 0 ? 1 : t.size(0);
 }
 
-// Of a part, which a pass has some copies of for a time.
+// Elements of a part: a pass holds some copies of one part at a time.
 int64_t partOf(const at::Tensor& t) {
   return std::min(rowsOf(t), std::max<int64_t>(1, kMostElements / (t.numel() / rowsOf(t))));
 }

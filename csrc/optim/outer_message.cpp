@@ -149,7 +149,7 @@ void OuterMessage::reduceCodes(OpContext& op) {
     std::vector<at::Tensor> any;
     for (const at::Tensor& tensor : in_place_) {
       any.push_back(at::zeros({}, tensor.options().dtype(at::kBool)));
-      // By its bits, as on the host: −0 is something.
+      // Compares bits, as on the host: −0 is not zero.
       eachPart(tensor, [&](const at::Tensor& part) { any.back().logical_or_(part.view(at::kInt).ne(0).any()); });
     }
     const at::Tensor moved = at::stack(any).cpu();

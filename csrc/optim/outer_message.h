@@ -17,7 +17,7 @@ namespace lowcomm {
 
 class OpContext;
 
-// Of a tensor on a device that an outer step works on at a time: it has some copies of them.
+// Elements of a tensor on a device that an outer step works on at a time: it holds some copies of them.
 constexpr int64_t kMostElements = 1 << 24;
 
 // A message of a fragment under way: shared with its job, which may outlive the fragment.

@@ -224,7 +224,7 @@ void QuantizedAdam::average(const std::shared_ptr<Message>& message) {
   }
 }
 
-// What is not finite in the averages, which all ranks see; empty: nothing.
+// Names the part of the averages, which all ranks see, that is not finite; empty if all of it is finite.
 std::string QuantizedAdam::notFinite(const Message& message) const {
   for (size_t i = 0; i < kept_.size(); ++i) {
     const at::Tensor& average = message.exact[i].defined() ? message.exact[i] : kept_[i].message;

@@ -100,13 +100,13 @@ class QuantizedAdam {
   // More parameters, which begin with a warm-up. Throws TypeError for a tensor that is not dense floating-point.
   void add(std::vector<AdamParameter> parameters);
 
-  // A step with this rank's gradients, one a parameter and undefined where there is none, which counts as zeros;
-  // `rules` one a group; gradients are multiplied by `scale`. Collective: at the first step, after add() and load(),
-  // and every check_every steps the ranks compare options, rules, parameters and values, before anything else is sent.
+  // Takes a step with this rank's gradients, one per parameter; an undefined one counts as zeros. `rules`: one per
+  // group; gradients are multiplied by `scale`. Collective: at the first step, after add() and load(), and every
+  // check_every steps the ranks compare options, rules, parameters and values, before anything else is sent.
   //
   // Throws ValueError and TypeError for gradients that do not fit, ValueError naming the first parameter whose average
   // is not finite, PeerRefusal naming what differs on another rank, PeerError. With `skip` a step that is not finite
-  // returns false in place of that error; it does so on all ranks that ask for it.
+  // returns false instead of that error; it does so on all ranks that pass `skip`.
   bool step(const std::vector<at::Tensor>& gradients, const std::vector<AdamRule>& rules, float scale = 1,
             bool skip = false);
 
@@ -120,7 +120,7 @@ class QuantizedAdam {
   // does not fit; nothing has changed then.
   void load(const std::vector<State>& state);
 
-  // Of the last step: what this rank moved.
+  // The bytes that this rank moved in the last step.
   const OpCounters& moved() const { return moved_; }
 
  private:

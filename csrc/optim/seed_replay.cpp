@@ -11,7 +11,7 @@
 namespace lowcomm {
 namespace {
 
-// Of the pool's seeds, which belong to no machine and no iteration.
+// The machine number of the pool's seeds, which belong to no machine and no iteration.
 constexpr uint64_t kPoolMachine = std::numeric_limits<uint64_t>::max();
 
 // Not fused, not reordered: the bits are the same on every machine (this library is compiled without contraction).

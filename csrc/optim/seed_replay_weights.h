@@ -46,7 +46,7 @@ class ReplayWeights {
   // bits are those of one call an update, the traffic that of one.
   void apply(std::span<const Update> updates);
 
-  // The same for another tensor in the place of one parameter.
+  // update() for another tensor in the place of one parameter.
   void update(const at::Tensor& w, size_t parameter, const Update& update) const;
 
   // w + factor·z of a parameter, a new tensor like it; w is not touched.

@@ -59,13 +59,13 @@ class SubspaceAdam {
   // fit; nothing was added then.
   void add(std::vector<SubspaceParameter> parameters);
 
-  // 1. Coordinates C of all constrained gradients, kept for the step. `gradients`: one a parameter, undefined where
-  // there is none. Returns, a parameter, what has to be summed over its slices, in place; undefined: nothing.
-  // Throws TypeError and ValueError for gradients that do not fit.
+  // 1. Coordinates C of all constrained gradients, kept for the step. `gradients`: one per parameter; may be undefined.
+  // Returns, for each parameter, the tensor that has to be summed over its slices, in place; undefined if there is
+  // nothing to sum. Throws TypeError and ValueError for gradients that do not fit.
   std::vector<at::Tensor> project(const std::vector<at::Tensor>& gradients);
 
-  // 2. The sum of squares of each projected gradient, in fp64 and in a fixed order; 0 where there is none. Of a slice
-  // of a constrained weight: of the whole.
+  // 2. The sum of squares of each projected gradient, in fp64 and in a fixed order; 0 for an undefined one. A slice of
+  // a constrained weight returns the sum of the whole.
   std::vector<double> squares(const std::vector<at::Tensor>& gradients) const;
 
   // 3. A step with the gradients that project() had, times `scale`: multiplies plain gradients in place, moves all

@@ -253,7 +253,7 @@ void BufferedStore::writeNext(Lock& lock) {
   --slots_;
 }
 
-// Of a sample that comes again soon.
+// Keeps a sample that is needed again soon.
 void BufferedStore::keepAhead(uint64_t sample, const Bytes& bytes) {
   const auto ahead = ahead_.find(sample);
   if (ahead != ahead_.end() && !writes_.contains(sample)) ahead->second.bytes = bytes;

@@ -118,7 +118,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
   const auto sent = std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = sent;
   message->name_ = sent->op.op;
-  // Of the process: channels of one number follow each other, and no two messages are to share draws.
+  // One count per process: channels of one number follow each other, and no two messages may share draws.
   static std::atomic<uint32_t> count{0};
   const Draws draws = Draws{options_.seed ^ kDrawsOfChannels, streamOf(queue_->rank(), 0), count++}.slot(
       static_cast<uint64_t>(number_) << 32);

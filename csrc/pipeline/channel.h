@@ -41,7 +41,7 @@ class ChannelMessage {
   // "send of channel 771, forward boundary 0, micro-batch 3".
   const std::string& name() const { return name_; }
 
-  // What a send has said of its samples; of a receive nothing.
+  // The counters of a send's samples; empty for a receive.
   const SampleCounters& samples() const { return counted_; }
 
   ~ChannelMessage();
@@ -58,12 +58,12 @@ class ChannelMessage {
   std::shared_ptr<P2pMessage> message_;
 };
 
-// The channels of one boundary between two ranks, those of kBlockChannels numbers from number · kBlockChannels on.
-// Where one side has failed in the middle of a step both withdraw, so that nobody waits for messages that nobody sends,
-// and begin anew together (P2p::withdraw, P2p::resume). Thread-safe.
+// The channels of one boundary between two ranks: kBlockChannels numbers from number · kBlockChannels on. If one side
+// has failed in the middle of a step both withdraw, so that neither waits for messages that the other will not send,
+// and begin again together (P2p::withdraw, P2p::resume). Thread-safe.
 class ChannelBlock {
  public:
-  // ValueError for a peer that is none of the group's others, or a number from kBlocks on.
+  // ValueError for a peer outside of the group, or this rank itself, or a number from kBlocks on.
   ChannelBlock(std::shared_ptr<OpQueue> queue, int peer, uint32_t number);
 
   void withdraw(const std::string& why) { queue_->withdraw(peer_, number_, why); }
@@ -82,8 +82,8 @@ class ChannelBlock {
 // Thread-safe.
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
-  // `number` is the channel's among those between the two ranks. With a memory: TypeError where options.dtype is none
-  // of the three float types, ValueError where the codec of changes is `none`.
+  // `number` is the channel's among those between the two ranks. With a memory: TypeError if options.dtype is not one
+  // of the three float types, ValueError if the codec of changes is `none`.
   Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
           std::shared_ptr<SampleMemory> memory);
 

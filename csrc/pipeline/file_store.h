@@ -14,16 +14,17 @@
 namespace lowcomm {
 
 // Slots in a sparse file, found again after a restart (SLOT_FILE.md has its bytes). A process that is killed leaves
-// each slot as it was, as it was to be, or forgotten. Slots are read and written through the page cache by calls, not
-// through a mapping: an error of the disk, or a file that somebody has cut, is then a FileError and no SIGBUS.
+// each slot as it was before the write, as it is after it, or forgotten. Slots are read and written through the page
+// cache by calls, not through a mapping: a disk error, or a file that another process truncates, then raises FileError
+// and not SIGBUS.
 //
-// Thread-safe for different samples; one thread at a time reads or writes a sample. Of each slot some 60 bytes are in
+// Thread-safe for different samples; one thread at a time reads or writes a sample. Each slot takes about 60 bytes of
 // memory.
 class FileStore final : public SlotStore {
  public:
-  // Opens a file, made where there is none or an empty one, and reads all its slots once. FileError where the system
-  // refuses, also for a file that another store has open; ValueError, with expected and got, for a file that is cut
-  // within its header, or of another kind, byte order, version, run, place, format or size.
+  // Opens a file, which it creates if it is missing or empty, and reads all its slots once. FileError if the system
+  // refuses, also for a file that another store has open; ValueError, with expected and got, for a file that is
+  // truncated within its header, or of another kind, byte order, version, run, place, format or size.
   FileStore(const std::string& path, const SlotFileHeader& header);
   ~FileStore() override;
 

@@ -50,11 +50,11 @@ class SampleMemory {
   // Copies the slot of version `version`. ValueError where the sample has another one, or none.
   void read(uint64_t sample, uint32_t version, std::byte* to) const;
 
-  // Overwrites a slot of version `before`, made where that is 0, and raises its version. ValueError where the slot has
-  // another one: somebody else has updated it meanwhile.
+  // Overwrites a slot of version `before` (0: creates the slot), and raises its version. ValueError if the slot has
+  // another version because it was updated meanwhile.
   void update(uint64_t sample, uint32_t before, const std::byte* from);
 
-  // Overwrites a slot, made where there is none, with one of a checkpoint. ValueError for version 0, or without room.
+  // Overwrites or creates a slot with one of a checkpoint. ValueError for version 0, or without room.
   void restore(uint64_t sample, uint32_t version, const std::byte* from);
 
   // The sample has not been seen from now on; counted with its reason, unless that is empty.

@@ -33,7 +33,7 @@ struct DeltaCodecs {
 //   update.commit();
 class SampleUpdate {
  public:
-  // ValueError for a sample without room, where codecs.overflow is none.
+  // ValueError for a sample without room if codecs.overflow is `none`.
   SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples, const DeltaCodecs& codecs);
   ~SampleUpdate();
 

@@ -39,8 +39,8 @@ class SlotStore {
   // slot is forgotten.
   virtual void read(uint64_t sample, std::byte* to) = 0;
 
-  // Writes the slot of a sample, made where there is none; `version` is 1 or more. FileError where that fails: the
-  // sample then has none.
+  // Writes the slot of a sample, which it creates if it is missing; `version` is 1 or more. FileError if that fails:
+  // the sample then has no slot.
   virtual void write(uint64_t sample, uint32_t version, const std::byte* from) = 0;
 
   // The sample has no slot from now on.
@@ -59,8 +59,8 @@ class SlotStore {
   virtual void readAhead(const std::vector<uint64_t>&) {}
   virtual ReadCounts reads() const { return {}; }
 
-  // Where a slot was found damaged, reads all others again, and forgets those that are: a file that somebody has cut is
-  // told once, and not for each sample. FileError.
+  // After one slot was found damaged, reads all others again, and forgets the damaged ones: a truncated file is
+  // reported once, and not for each sample. FileError.
   virtual void recheck() {}
 
   // Throws what has failed behind the caller since it was last asked. FileError.

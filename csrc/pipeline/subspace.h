@@ -29,7 +29,7 @@ inline constexpr uint64_t kMostTokens = uint64_t{1} << 31;
 // below kMostTokens.
 void addTokenSigns(float* out, const float* x, uint64_t token, const TokenSigns& signs, float factor);
 
-// The same of the Gaussian numbers that the paper's table has: N(0, scale²).
+// addTokenSigns() with the Gaussian numbers of the paper's table: N(0, scale²).
 void addTokenNormals(float* out, const float* x, uint64_t token, const TokenSigns& numbers, float factor);
 
 // A token's row as a perturbation: factor·scale times the numbers of its key, whose stream is the token.

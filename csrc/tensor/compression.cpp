@@ -196,7 +196,8 @@ void Compression::commit() {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
   if (feedback_) std::swap(residual_, next_residual_);
-  // A new tensor where somebody holds the old one, or it cannot be used again: what they have read stays what it was.
+  // A new tensor if the old one is still held elsewhere, or cannot be used again: values that were handed out do not
+  // change.
   if (isHeld(next_residual_)) next_residual_ = at::Tensor();
   if (rank_ > 0) factor_ = std::move(next_factor_);
   loan_ = Loan::idle;
@@ -294,7 +295,7 @@ float* Residual::begin(int64_t numel) {
 
 void Residual::commit() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A new tensor where somebody holds the old one: what they have read stays what it was.
+  // A new tensor if the old one is still held elsewhere: values that were handed out do not change.
   std::swap(value_, next_);
   if (next_.use_count() > 1 || next_.storage().use_count() > 1) next_ = at::Tensor();
   lent_ = false;

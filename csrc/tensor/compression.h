@@ -17,16 +17,16 @@ namespace lowcomm {
 // infinity spoils changes none. One op between two commits. Thread-safe.
 class Compression {
  public:
-  // Of a contiguous tensor of that shape. `rank`: 0, or where isLowRank holds of its matrix [size(0), the rest]: that
-  // of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
+  // For a contiguous tensor of that shape. `rank`: 0, or, if isLowRank holds for its matrix [size(0), the rest], the
+  // rank of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
   // `eight_bits`: kept in 8 bits an element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8
-  // bits lose of it is lost. ValueError for a rank that does not fit. `device`: where the residual is, of one in fp32;
-  // there is no rank then.
+  // bits cannot hold of it is lost. `device`: where an fp32 residual is; rank must be 0 then. ValueError for a rank
+  // that does not fit.
   Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed,
               c10::Device device = at::kCPU);
 
-  // As last committed, and settled. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes
-  // of 8 bits; factor: fp32, [rank, columns]. Not to be written to.
+  // The last committed, settled value. Undefined without one. Residual: fp32 of the tensor's shape, or the bytes of 8
+  // bits; factor: fp32, [rank, columns]. Not to be written to.
   at::Tensor residual() const;
   at::Tensor factor() const;
 
@@ -48,9 +48,9 @@ class Compression {
   // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
   void scale(double factor);
 
-  // What an op on a tensor of `numel` elements works on: `residual`, to be copied from `kept` first, or in 8 bits
-  // `coded`. The op settles it before it reads. ValueError for another number, or while an op is under way or not
-  // committed.
+  // The memory that an op on a tensor of `numel` elements works on: `residual`, to be copied from `kept` first, or in 8
+  // bits `coded`. The op settles it before it reads. ValueError for another number, or while an op is in progress or
+  // not committed.
   struct StateView {
     float* residual = nullptr;
     const float* kept = nullptr;
@@ -62,21 +62,20 @@ class Compression {
   // The op has ended: `done` where its copies may be committed, which waits for commit(); else they are dropped.
   void end(bool done);
 
-  // Of the op since the last commit or roll back: whether it has ended with copies that may be committed.
+  // Whether the op since the last commit or roll back has ended with copies that may be committed.
   bool done() const;
 
   void commit();
   void rollBack();
 
-  // In place of commit(), of an op that has put its result where the residual was to be (Elsewhere::in_residual): the
-  // residual is (kept + sent·share) − P·Rₛᵀ, or kept − P·Rₛᵀ where nothing was `sent` (undefined). `p` is [rank, rows],
-  // `r`, Rₛ, is [rank, columns], `sent` fp32 of the tensor's shape. Whoever needs it first computes it, at best the
-  // next op on its worker: settle(). Takes `sent`, and returns the memory that the result stands in. ValueError as
-  // commit().
+  // commit() for an op that has put its result where the residual was to be (Elsewhere::in_residual): the residual is
+  // (kept + sent·share) − P·Rₛᵀ, or kept − P·Rₛᵀ if `sent` is undefined. `p` is [rank, rows], `r`, Rₛ, is [rank,
+  // columns], `sent` fp32 of the tensor's shape. The first thread that needs it computes it, preferably the next op on
+  // its worker: settle(). Takes `sent`, and returns the memory that holds the result. ValueError as commit().
   at::Tensor commitLater(at::Tensor sent, float share, std::vector<float> p, std::vector<float> r);
   void settle();
 
-  // Of residuals and factors, those that an op works on among them.
+  // Bytes of residuals and factors, including those that an op works on.
   size_t bytes() const;
 
  private:
@@ -107,8 +106,8 @@ class Compression {
   mutable std::optional<Unsettled> unsettled_;
 };
 
-// What a caller's encodings of one tensor have lost so far, lent to ops as a transaction: an op works on a copy, which
-// takes the residual's place when the op succeeds and is dropped when it fails. One op at a time. Thread-safe.
+// The error-feedback residual of one tensor. An op works on a copy, which replaces the residual only if the op
+// succeeds. One op at a time. Thread-safe.
 class Residual {
  public:
   // Zeros, fp32, in host memory, of the tensor's shape.

@@ -51,7 +51,7 @@ class DeviceQueue {
   c10::Stream side_;
 };
 
-// Who tells whether the current stream captures where c10 cannot (torch before 2.13); null: nobody.
+// Asks whether the current stream captures, for torch before 2.13, whose c10 cannot tell; may be null.
 using AskCapturing = bool (*)();
 void setAskCapturing(AskCapturing ask);
 

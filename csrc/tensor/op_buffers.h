@@ -26,8 +26,8 @@ struct OpBuffers {
   // Called on the worker when the op has ended, before anybody is told; null where it succeeded. May be empty.
   std::function<void(std::exception_ptr)> ended;
 
-  // Of device tensors whose codes alone are copied; goes when the op has ended, and waits for what the device still
-  // does.
+  // Device tensors whose codes alone are copied use this codec; released when the op has ended, after waiting for the
+  // device's pending work.
   std::shared_ptr<DeviceCodec> device_codec;
 
   // Marks what the caller's stream has enqueued until now, which the op's copies, or its device codec (null: none),
@@ -46,7 +46,7 @@ struct OpBuffers {
   // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
   at::Tensor writable(const at::Tensor& output);
 
-  // As readable(), and written too.
+  // readable() for a tensor that is written too.
   at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
 
   // As sourceAndTarget(), of each of several contiguous tensors of one type and device: a device's are packed there,
@@ -62,8 +62,9 @@ struct OpBuffers {
   // Adds the bytes that crossed between device and host for the op: payloads of a device codec, else values.
   void count(OpCounters& counters) const;
 
-  // After the engine wrote: copies out. On a device they, and what a device codec has enqueued, have landed when it
-  // returns: an op that has ended needs nobody to wait for a stream, and its tensors' memory may go at once.
+  // After the engine wrote: copies out. On a device the copies, and the work that a device codec has enqueued, have
+  // completed when it returns: after an op has ended no stream has to be waited for, and its tensors' memory may be
+  // released.
   void finish(DeviceQueue* queue);
 
   std::vector<at::Tensor> kept;

@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kLeastRows = 32;
 constexpr int64_t kLeastProducts = int64_t{1} << 20;
 
-// Of a torch that has it with these arguments: an operation of torch's compiler, whose name no version promises.
+// Returns null unless torch has it with these arguments: an operation of torch's compiler, whose name no version
+// promises.
 const c10::OperatorHandle* linear() {
 #if defined(__x86_64__)
   static const std::optional<c10::OperatorHandle> kFound = [] {

@@ -17,7 +17,7 @@ struct Block {
   size_t bytes;
 };
 
-// Blocks that nobody uses, the oldest first.
+// Unused blocks, the oldest first.
 struct FreeBlocks {
   std::mutex mutex;
   std::deque<Block> blocks;
@@ -26,7 +26,7 @@ struct FreeBlocks {
 
 FreeBlocks& kept() {
   static FreeBlocks& made = []() -> FreeBlocks& {
-    // A fork takes the mutex along as it is: nobody holds it then.
+    // A fork copies the mutex in its state: it must be unlocked then.
     pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); }, [] { kept().mutex.unlock(); });
     return *new FreeBlocks;
   }();

@@ -95,8 +95,8 @@ class Transport {
     throw cannot("look ahead");
   }
 
-  // As irecv(); `then` is called once, when the transfer has ended either way, on any thread. It may not call the
-  // transport, nor wait for who does.
+  // irecv() with `then`, which is called once, when the transfer has ended either way, on any thread. It may not call
+  // the transport, nor wait for a thread that does.
   virtual std::unique_ptr<Transfer> irecv(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/, std::span<std::byte> /*data*/,
                                           std::function<void()> /*then*/) {
     throw cannot("receive with a callback");

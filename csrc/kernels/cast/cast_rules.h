@@ -26,7 +26,7 @@ LOWCOMM_RULE float heldTo(float x, float largest) {
   return largest < x ? largest : x;
 }
 
-// The same of a number that is kept, where a NaN is its owner's and stays.
+// heldTo() for a number of a state, in which its owner's NaN stays.
 LOWCOMM_RULE float heldState(float x, float largest) {
   x = x < -largest ? -largest : x;
   return x > largest ? largest : x;

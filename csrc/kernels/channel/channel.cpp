@@ -102,7 +102,7 @@ constexpr ChannelKernels kChannels = {range, largest, sums, encode, decode};
 
 namespace {
 
-// Of ChannelScales.
+// The number of elements after which a row of scales repeats (ChannelScales).
 size_t periodOf(size_t channels) {
   return std::lcm(channels, size_t{16});
 }
@@ -153,7 +153,7 @@ std::vector<float> sumsOf(const ChannelKernels& kernels, const float* x, size_t 
   return partial;
 }
 
-// The same of ranges that are sums, which are taken of x.
+// The scales of codecs whose ranges are sums, which are computed from x.
 bool scalesOfSums(const ChannelKernels& kernels, std::byte* meta, std::vector<float>& inverse,
                   std::vector<uint32_t> largest, const float* x, size_t count, size_t channels, const GridForm& form,
                   bool mean) {

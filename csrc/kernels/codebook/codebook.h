@@ -38,10 +38,11 @@ struct Codebook {
   alignas(64) float level[256];      // 2^bits of them, ascending; then the last one again
   alignas(64) float threshold[256];  // 2^bits - 1 of them, ascending; then infinity
 
-  // Of a levels codebook: the number of thresholds in lower cells, by t's cell; a cell holds at most `most_a_cell`.
-  // Of a gauss codebook, whose cells hold one threshold at most: by |t|'s cell, 2^(bits-1) and the number of thresholds
-  // above 0 in lower cells, in the lowest byte; above it the lower 24 bits of the cell's own threshold, or of what is
-  // not below anything there. Within a cell the difference of two numbers' bits is less than 2^23, so that is enough.
+  // In a levels codebook: the number of thresholds in lower cells, by t's cell; a cell holds at most `most_a_cell`. In
+  // a gauss codebook, whose cells hold one threshold at most: by |t|'s cell, 2^(bits-1) and the number of thresholds
+  // above 0 in lower cells, in the lowest byte; above it the lower 24 bits of the cell's own threshold, or of a number
+  // that no value in the cell is below. Within a cell the difference of two numbers' bits is less than 2^23, so that is
+  // enough.
   alignas(64) uint32_t cell[kCells];
   int most_a_cell;
 };

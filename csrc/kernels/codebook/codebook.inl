@@ -39,7 +39,7 @@ struct Search<kBits, GridRule::levels> {
       threshold[i] = splat(book->threshold[i]);
   }
 
-  // Of a NaN some code.
+  // Returns some valid code for a NaN.
   __attribute__((always_inline)) Words code(Floats t) const {
     if constexpr (kCompared > 0) {
       keepOrder(t);

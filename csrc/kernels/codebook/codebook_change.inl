@@ -37,7 +37,7 @@ LOWCOMM_INLINE float squaresOf(const float* block) {
   return fits ? partial[0] : __builtin_nanf("");
 }
 
-// What the codes of a bucket decode to: each level's value where one register or two hold them, else by their level.
+// Decodes the codes of a bucket: by each level's value if one or two registers hold them, otherwise by their level.
 template <int kBits>
 struct Values {
   alignas(64) float value[16];

@@ -178,7 +178,7 @@ LOWCOMM_RULE float centredValue(float centre, float step, uint32_t code) {
   return roundedProduct(codeNumber(code) - centre, step);
 }
 
-// Of a codebook's level, which is a fraction of the bucket's range, or a multiple of its root mean square.
+// The value of a codebook's level, which is a fraction of the bucket's range, or a multiple of its root mean square.
 LOWCOMM_RULE float levelsValue(float base, float range, float level) {
   return base + roundedProduct(range, level);
 }

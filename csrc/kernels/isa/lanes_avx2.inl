@@ -81,7 +81,7 @@ LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
   return (Words)_mm256_i32gather_epi32((const int*)table, (__m256i)index, 4);
 }
 
-// The same of a table of 2^kBits floats.
+// table[index], for each lane, from a table of 2^kBits floats.
 template <int kBits>
 LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
   if constexpr (kBits <= 4) {

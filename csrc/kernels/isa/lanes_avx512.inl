@@ -68,7 +68,7 @@ LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
   return (Words)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// The same of a table of 2^kBits floats.
+// table[index], for each lane, from a table of 2^kBits floats.
 template <int kBits>
 LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
   if constexpr (kBits <= 4) {

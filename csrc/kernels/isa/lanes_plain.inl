@@ -67,7 +67,7 @@ LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
   return v;
 }
 
-// The same of a table of 2^kBits floats.
+// table[index], for each lane, from a table of 2^kBits floats.
 template <int kBits>
 LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
   Floats v{};

@@ -67,7 +67,7 @@ LOWCOMM_INLINE void philoxOfBlock(Words (&out)[4], const PhiloxConstants& c, uin
     out[i] = evenOdd(word[0][i], word[1][i]);
 }
 
-// The same for a call that stands alone.
+// philoxLanes() for a single call outside of a loop.
 LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxKey& key) {
   philoxOfBlock(out, philoxConstants(counter, key), counter);
 }

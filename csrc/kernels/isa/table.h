@@ -66,7 +66,7 @@ const KernelTable* const* kernelForms(size_t* count);
 const KernelTable* findKernels(const char* name);
 
 // The loops this process uses: the fastest form this machine runs, or the one that the environment variable
-// LOWCOMM_KERNELS names (scalar, avx2, avx512, neon). Read once. Throws ValueError for a name that is none, or that
+// LOWCOMM_KERNELS names (scalar, avx2, avx512, neon). Read once. Throws ValueError for an unknown name, or one that
 // this build or machine lacks: a benchmark that asked for one form must not measure another.
 const KernelTable& kernels();
 

@@ -137,7 +137,7 @@ LOWCOMM_INLINE void putRow(float* out, const float* a, const float* sums, size_t
     out[j] = kSubtract ? a[j] - sums[j] : sums[j];
 }
 
-// Of kTileRows rows: P·Rᵀ, added to `sums` where there are some. `p` is [rank, kStripRows], `r` is [rank, stride].
+// P·Rᵀ of kTileRows rows, added to `sums` if it is given. `p` is [rank, kStripRows], `r` is [rank, stride].
 template <size_t kVectors>
 LOWCOMM_INLINE void combineTile(Floats (*tile)[kVectors], const float* sums, const float* p, const float* r,
                                 size_t stride, size_t rank) {
@@ -183,7 +183,7 @@ LOWCOMM_INLINE void putTile(float* out, const float* a, size_t columns, const fl
   }
 }
 
-// The numbers past the rows and columns that there are come to sums that nobody reads.
+// Numbers past the last row and column only enter sums that are not read.
 template <bool kSubtract>
 void combineAll(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns, size_t rank) {
   float sums[kStripRows * kPanel], strip[kStripRank * kStripRows] = {}, panel[kStripRank * kPanel] = {};

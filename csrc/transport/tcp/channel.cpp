@@ -104,7 +104,7 @@ void Channel::wanted(uint64_t number) {
   message.end = out_.end();
 }
 
-// Or dropped.
+// The peer confirmed that a message was delivered, or dropped.
 void Channel::delivered(uint64_t number, bool dropped) {
   Undelivered& message = undelivered(number, dropped ? "dropped" : "delivered");
   // Its sender would have its bytes again while they leave.

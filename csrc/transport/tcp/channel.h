@@ -103,8 +103,8 @@ class Channel {
   uint64_t in() const { return in_; }
   std::span<std::byte> room();
 
-  // The first `bytes` of room() are there. WireError for a record that is none or comes at no time for it, a message
-  // longer than its receive, or more messages without receives than may come.
+  // The first `bytes` of room() have been filled. WireError for an invalid or untimely record, a message longer than
+  // its receive, or more messages without receives than allowed.
   void arrived(size_t bytes);
 
   // The message under way, if there is one, ends here. WireError in the middle of a record.

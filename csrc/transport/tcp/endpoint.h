@@ -62,7 +62,7 @@ class Endpoint {
   static std::shared_ptr<Endpoint> shared();
 
   uint64_t incarnation() const { return incarnation_; }
-  // Of the relay that ranks of this process take; empty: another rank.
+  // The address of the relay that ranks of this process use; empty: another rank.
   const std::string& relay() const { return relay_address_; }
 
   // Connections that it joins, and the bytes that it has passed on between them.
@@ -102,7 +102,7 @@ class Endpoint {
     return f();
   }
 
-  // For tests: accepts nobody from now on, as one whose address has changed.
+  // For tests: accepts no connections from now on, like an endpoint whose address has changed.
   void deafen();
 
   // For tests: closes every connection at once, as a network does that resets them.

@@ -128,7 +128,7 @@ void Link::tick() {
 // ---- made by the peer ----
 
 void Link::accept(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
-  // Of two that dial at once, the one who was to, unless it gets no answer.
+  // If both sides dial at once, the side whose turn it was wins, unless it gets no answer.
   const bool is_dialling = dial_ && dial_->said && dial_->deadline - Clock::now() > kAnswerWithin - kAnswerSoon;
   const bool is_turned = dials_ && !connection_ && !is_dialling;
   const bool carries = theirs.carries && (!dials_ || is_turned);
@@ -265,7 +265,7 @@ std::optional<std::string> Link::hearAnswer() {
   return {};
 }
 
-// Whether addresses that refuse say anything of the peer. Those that nobody has got through to may be another host's,
+// Whether refused connections prove anything about the peer. An address that has never worked may be another host's as
 // seen from here, and the peer has some time to dial by itself.
 bool Link::refusalsCount() const {
   if (route_.addresses.empty()) return false;
@@ -324,7 +324,7 @@ void Link::drop() {
   down_since_ = Clock::now();
 }
 
-// By the address at the other end.
+// Names the path by the address at the other end.
 std::string Link::pathOf(int fd) const {
   Address peer;
   peer.size = sizeof(peer.storage);

@@ -37,7 +37,7 @@ struct Route {
   bool is_one_of_several = false;  // of the channels of a far peer, that is (connectionsOver in pace.h)
 };
 
-// Of a peer that has another secret than this process.
+// The error for a peer whose secret differs from this process's.
 inline constexpr const char* kOtherSecret =
     "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there";
 
@@ -47,18 +47,17 @@ inline constexpr const char* kChannelClosed = "the peer has closed the channel";
 // Whether a Hello went whole into a connection that was just made.
 bool say(Pipe& pipe, const Hello& hello);
 
-// A channel and the connection that carries it at the moment. Where that was lost, the rank that dials does so again,
-// at first at once, then twice a second. The other one only asks by a Hello, in the same way, whether the peer's
-// process and group are still there, as nobody would dial if they are not. They are gone, and the channel fails as
-// closed, when every address has refused kRounds times running; silence proves nothing, and is for the op's deadline to
-// judge.
+// A channel and the connection that carries it at the moment. If the connection is lost, the dialling rank dials again,
+// first at once, then twice a second. The other rank asks, by a Hello and at the same intervals, whether the peer's
+// process and group still exist, because otherwise no rank would dial. They are gone, and the channel fails as closed,
+// when every address has refused kRounds times in a row; silence proves nothing, and is left to the op's deadline.
 //
-// A rank that cannot be reached is found out: where there has been no connection for kReverseAfter, what the other one
-// dials is to carry the channel (Hello::carries), and where it gets through, that rank dials from then on. Where
-// neither gets through for kRelayAfter, both dial a relay (Relay), over whose connection the higher rank goes on as the
-// one that dials, and the lower one as the one that is dialled.
+// A rank that cannot be reached is detected: after kReverseAfter without a connection, the one that the other rank
+// dials is to carry the channel (Hello::carries), and if it gets through, that rank dials from then on. If neither gets
+// through for kRelayAfter, both dial a relay (Relay), over whose connection the higher rank continues as the dialling
+// side, and the lower one as the accepting side.
 //
-// But for the channel, used by the endpoint's thread, or under its lock.
+// Except for the channel, used by the endpoint's thread, or under its lock.
 class Link {
  public:
   explicit Link(Route route) : channel(route.peer, route.most_early), route_(std::move(route)), dials_(route_.dials) {}
@@ -81,7 +80,7 @@ class Link {
   // Since when the kernel takes no more.
   std::optional<Clock::time_point> blocked() const { return connection_ ? connection_->blocked() : std::nullopt; }
 
-  // How long that may last before other links go first.
+  // The longest time that this may last before other links go first.
   std::chrono::milliseconds patience() const {
     return connection_ ? connection_->patience() : std::chrono::milliseconds(0);
   }
@@ -103,7 +102,7 @@ class Link {
   // Since when there is no connection; nothing: there is one.
   std::optional<Clock::time_point> downSince() const { return connection_ ? std::nullopt : std::optional(down_since_); }
 
-  // How often a connection has been made.
+  // The number of connections made so far.
   uint64_t connections() const { return connections_; }
 
   // Bytes that its connections have sent, headers and what was sent again included.

@@ -32,8 +32,8 @@ class OutStream {
   // `data` has record.bytes bytes for a record that has a body, else none. `place`: Channel::send.
   void append(const Record& record, std::span<const std::byte> data, uint64_t place);
 
-  // Of the next piece, which is to begin at `offset` and to have at most `most` bytes of the stream: how many it has,
-  // and whether it begins behind a cut. They count as promised, until resume().
+  // The next piece, which is to begin at `offset` and to have at most `most` bytes of the stream: how many bytes it
+  // has, and whether it begins behind a cut. They count as promised, until resume().
   struct Promise {
     size_t bytes = 0;
     bool cut = false;
@@ -50,7 +50,7 @@ class OutStream {
   // The peer has received the stream up to `offset`. WireError for less than before or more than was promised.
   void received(uint64_t offset);
 
-  // As received(), in the first words of another connection, which goes on from there.
+  // received() as told by the first bytes of another connection, which continues from there.
   void resume(uint64_t offset);
 
   // Whether bytes of a message are in the stream that the peer has not received.

@@ -14,9 +14,8 @@ namespace lowcomm::tcp {
 // the others. Cubic above where a peer has several connections (connectionsOver). Where the kernel allows neither, the
 // one that was there.
 
-// Of a socket that is yet to connect or to listen; what it accepts begins alike. It begins with Reno: a
-// socket on which BBR has run stays paced under any other, and after each pause the pace is that of a connection just
-// made.
+// Prepares a socket that is yet to connect or to listen; sockets that it accepts begin alike. It begins with Reno: a
+// socket on which BBR has run stays paced under any other, and after each pause the pace is that of a new connection.
 void beginCongestion(int fd);
 
 // The kernel says this of a connected socket; fields that it does not know are 0 or empty.
@@ -44,8 +43,8 @@ struct Manner {
 };
 Manner mannerFor(const SocketReport& report, bool is_one_of_several = false);
 
-// Of a connected socket: gives it the congestion control that fits, unless LOWCOMM_CONGESTION names one, again and
-// again, for a connection that was made on a full link has not seen the least round trip yet.
+// Sets the congestion control that fits a connected socket, unless LOWCOMM_CONGESTION names one. Called repeatedly: a
+// connection that was made on a full link has not measured the least round trip yet.
 Manner judge(int fd, bool is_one_of_several = false);
 
 // Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.

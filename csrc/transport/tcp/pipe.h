@@ -36,8 +36,8 @@ class Pipe {
   virtual bool isOpen() const { return true; }
   virtual std::optional<std::string> open() { return {}; }
 
-  // What is wrong with the other end where open() has failed for that: it is another process than the one that is
-  // meant, or it has another secret.
+  // Why open() failed, if the other end is to blame: it is another process than the one that is meant, or it has
+  // another secret.
   enum class Wrong { nothing, process, secret };
   virtual Wrong wrong() const { return Wrong::nothing; }
 

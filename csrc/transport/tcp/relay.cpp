@@ -87,7 +87,7 @@ void Relay::ready(std::span<const pollfd> waits) {
     if (!is_next) return false;  // it came after poll()
     return waits[next++].revents != 0;
   };
-  // A waiting rank says nothing until it is answered: one that does has hung up, or is none of ours.
+  // A waiting rank sends nothing until it is answered: one that is readable has hung up, or is not a rank.
   waiting_.remove_if([&](const Waiting& one) { return isReady(one.fd); });
   pairs_.remove_if([&](Pair& pair) {
     const bool a = isReady(pair.a.fd), b = isReady(pair.b.fd);

@@ -16,17 +16,17 @@
 
 namespace lowcomm::tcp {
 
-// Joins the connections of two ranks that both dial, because nobody can reach them: each asks for the other by a Hello
-// (Hello::relays), is answered by one when the other is there, and from then on what one sends the other gets. With a
-// secret that is TLS between the two, of which the relay can read nothing. Where one ends its connection, the other
-// gets all that it had said before, and then the end.
+// Joins the connections of two ranks that both dial, because neither can be reached: each asks for the other by a Hello
+// (Hello::relays), is answered by one when the other is there, and from then on each receives what the other sends.
+// With a secret that is TLS between the two, which the relay cannot read. If one ends its connection, the other
+// receives everything that was sent before, and then the end.
 //
-// The endpoint admits only members: those whose request has the secret's code, or, without a secret, ranks of a group
-// that it belongs to. A relay process without a secret admits all who ask.
+// The endpoint admits only members: ranks whose request has the secret's code, or, without a secret, ranks of a group
+// that it belongs to. A relay process without a secret admits every rank that asks.
 //
-// Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting who wait for kWithin;
-// kOfAHost connections, waiting or joined, of an address that has not shown that it has the secret; a pair of which one
-// has ended stays for kWithin at most. Used by the endpoint's thread.
+// Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting ranks that wait for
+// kWithin; kOfAHost connections, waiting or joined, of an address that has not proved that it has the secret; a pair of
+// which one has ended stays for kWithin at most. Used by the endpoint's thread.
 class Relay {
  public:
   using Clock = std::chrono::steady_clock;

@@ -5,9 +5,8 @@
 
 namespace lowcomm::tcp {
 
-// The text that all ranks of a job share, and nobody else: at least 32 random bytes, as base64 or hexadecimal digits
-// (RFC 9257, section 4.2: who can guess a secret can read what it protects). `python -m torch_lowcomm secret` makes
-// one.
+// The text that all ranks of a job share and no other process has: at least 32 random bytes, as base64 or hexadecimal
+// digits (RFC 9257, section 4.2: a guessed secret protects nothing). `python -m torch_lowcomm secret` makes one.
 class Secret {
  public:
   // ValueError naming `what`, but not the text, where it is too short for 32 random bytes, longer than 4096
@@ -15,8 +14,8 @@ class Secret {
   // around it do not count.
   Secret(const std::string& text, const std::string& what);
 
-  // Of LOWCOMM_SECRET, or of the file that LOWCOMM_SECRET_FILE names and that its owner alone, who runs this process,
-  // may read. Nothing where neither is set. ValueError naming the variable.
+  // Reads LOWCOMM_SECRET, or the file that LOWCOMM_SECRET_FILE names, which only its owner may read, and whose owner
+  // must run this process. Empty if neither is set. ValueError naming the variable.
   static std::optional<Secret> fromEnvironment();
 
   const std::string& text() const { return text_; }

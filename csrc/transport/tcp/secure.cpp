@@ -63,7 +63,7 @@ struct SecureCallbacks {
     return *session != nullptr;
   }
 
-  // The accepting end's. Where there is none the handshake fails for want of a certificate.
+  // The accepting side's lookup. If it finds no session the handshake fails for want of a certificate.
   static int find(SSL* ssl, const unsigned char* bytes, size_t size, SSL_SESSION** session) {
     SecurePipe& pipe = pipeOf(ssl);
     *session = nullptr;

@@ -148,7 +148,7 @@ std::vector<std::string> localHosts(const std::string& interface) {
 std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& port, const std::string& what) {
   std::string why;
   const Addresses found = lookUp(host, port, AI_PASSIVE, what);
-  // Of all interfaces the IPv6 socket takes both kinds.
+  // If the address means all interfaces, the IPv6 socket accepts both kinds.
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* one = found.get(); one; one = one->ai_next) {
       if (one->ai_family != family) continue;

@@ -50,7 +50,7 @@ std::string networkOf(const Address& address);
 // The other way round.
 std::string joined(const std::string& host, const std::string& port);
 
-// The addresses of a name or a number. ValueError naming `what` where there is none.
+// The addresses of a name or a number. ValueError naming `what` if it has no address.
 std::vector<Address> resolve(const std::string& text, const std::string& what);
 
 // The texts of addresses, with commas between them.

@@ -142,12 +142,12 @@ std::string keyOf(int rank) {
   return "lowcomm/tcp/" + std::to_string(rank);
 }
 
-// Of the number of bulk channels between two ranks.
+// The store's key for the number of bulk channels between two ranks.
 std::string keyOf(int low, int high) {
   return "lowcomm/tcp/" + std::to_string(low) + "-" + std::to_string(high);
 }
 
-// A number that nobody guesses, drawn by rank 0: it keeps those out who have no access to the rendezvous.
+// A random number drawn by rank 0: it keeps out processes that have no access to the rendezvous.
 tcp::GroupId agreeOnGroup(Rendezvous& rendezvous, int rank, milliseconds timeout) {
   tcp::GroupId group;
   if (rank == 0) {
@@ -311,7 +311,8 @@ class GroupMaker {
     }
   }
 
-  // Whether the number of bulk channels depends on the round trip: nobody says how many, and one of BBR may not do.
+  // Whether the number of bulk channels depends on the round trip: the user gave no number, and one channel of BBR may
+  // not suffice.
   bool isMeasured(int peer) const { return peer != rank_ && connections_ == 0 && (size_ > 2 || loss_based_[peer]); }
 
   // The lower of two ranks measures the round trip and decides.
@@ -321,7 +322,7 @@ class GroupMaker {
     if (rank_ < route.peer) {
       const Link& control = *transport_->links(route.peer)[0];
       const ConnectionReport way = endpoint_.locked([&] { return control.report(); });
-      // Of a relayed one the round trip is only that to the relay, which joins few.
+      // For a relayed connection the round trip is only the one to the relay, which joins few.
       const int bulk = way.path == "direct" ? tcp::connectionsOver(way.least_round_trip_s, size_) : 1;
       rendezvous_.set(key, std::to_string(bulk));
       return bulk;
@@ -369,7 +370,7 @@ class GroupMaker {
     }
   }
 
-  // Of several peers that cannot be reached, one with another secret may be why the others have given up.
+  // If several peers cannot be reached, one with another secret may be why the others have given up.
   void expectOneSecret() const {
     for (int peer = 0; peer < size_; ++peer) {
       for (const auto& link : transport_->links(peer)) {

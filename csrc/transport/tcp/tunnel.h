@@ -55,9 +55,9 @@ class TunnelExit {
 // of other processes of the machine, which see the port too, are closed.
 class TunnelEntry {
  public:
-  // `address`: "host:port" of the endpoint that has the exit, which is dialled until it answers, as its process may
-  // have yet to start. TransportError, timed_out, where it does not within `timeout`; ValueError for an address that is
-  // none.
+  // `address`: "host:port" of the endpoint that has the exit, which is dialled until it answers, because its process
+  // may not have started yet. TransportError, timed_out, if it does not answer within `timeout`; ValueError for an
+  // invalid address.
   TunnelEntry(std::shared_ptr<Endpoint> endpoint, std::string address, std::chrono::milliseconds timeout);
 
   const std::string& address() const { return address_; }

@@ -75,13 +75,13 @@ inline constexpr size_t kPieceHeaderBytes = 16, kShortPieceBytes = 64 * 1024, kP
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError
 
-// A word about a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
-// or, of one that its receiver may not have room for yet, that it is offered, that it is wanted, that its body follows.
-// Of one whose tag an end has closed: by its sender, that it was given up; by its receiver, that it was dropped,
-// whoever closed the tag. Each message is told to be delivered or dropped once.
+// A notice about a message: that it follows; that it was delivered, which means copied to where its receiver wants it;
+// or, if its receiver may lack room, that it is offered, that it is wanted, that its body follows. If one end has
+// closed its tag: from the sender, that the message was cancelled; from the receiver, that it was dropped, whichever
+// end closed the tag. Each message is reported delivered or dropped exactly once.
 //
-// Or a word about a tag: its sender has closed it, and says no more of a message with it but that it was given up or
-// dropped.
+// Or a notice about a tag: its sender has closed it, and reports nothing more of its messages except that they were
+// cancelled or dropped.
 struct Record {
   enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped, closed };
   Kind kind = Kind::message;
