@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ _ROOT = Path(__file__).parents[1]
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
-_INNERMOST = re.compile(r"\[[^\[\]{}\"]*\]")  # lists of numbers
+_ROW = 1500  # characters: a value that fits is a line, as a row of a table or a curve should be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +89,27 @@ def commit() -> str:
 
 
 def stamp(path: Path) -> None:
-    """Puts versions and commit at the beginning of a JSON object, whose lines stay as they are.
+    """Puts versions and commit at the beginning of a JSON object.
 
     A JSON that has versions keeps them: it is the result of an earlier run.
     """
-    text = path.read_text()
-    if "versions" in json.loads(text):
-        return
-    measured = json.dumps({**versions(), "commit": commit()})
-    path.write_text(text.replace("{", f'{{\n  "versions": {measured},', 1))
+    content = json.loads(path.read_text())
+    path.write_text(laid_out({"versions": {**versions(), "commit": commit()}} | content) + "\n")
+
+
+def laid_out(value: Any, indent: str = "") -> str:
+    """JSON with a line for each value of up to _ROW characters, and for each list of numbers; longer ones are broken."""
+    flat = json.dumps(value)
+    numbers = isinstance(value, list) and not any(isinstance(item, dict | list | str) for item in value)
+    if not isinstance(value, dict | list) or numbers or len(indent) + len(flat) <= _ROW:
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(key)}: {laid_out(item, inner)}" for key, item in value.items()]
+    else:
+        parts = [inner + laid_out(item, inner) for item in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([opening, ",\n".join(parts), indent + closing])
 
 
 def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:
@@ -110,9 +121,7 @@ def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:
         **content,
         "gates": [gate.to_json() for gate in gates],
     }
-    # A curve is a line: a number a line made files of a hundred thousand.
-    text = _INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(whole, indent=1))
-    path.write_text(text + "\n")
+    path.write_text(laid_out(whole) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ WANTED = {
     "lines of benchmarks/README.md": (1, 250),
     "comments of csrc in private words": (0, 50),
     "comments of csrc that begin with What": (0, 10),
+    "lines of the JSONs in benchmarks/results": (1, 12_000),
+    "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
@@ -87,6 +89,8 @@ def measures() -> dict[str, float]:
         "lines of benchmarks/README.md": lines(ROOT / "benchmarks" / "README.md"),
         "comments of csrc in private words": sum(bool(_PRIVATE.search(text)) for text in said),
         "comments of csrc that begin with What": sum(text.startswith("What ") for text in said),
+        "lines of the JSONs in benchmarks/results": sum(map(lines, sources("benchmarks/results", {".json"}))),
+        "MB of benchmarks/results": sum(path.stat().st_size for path in (ROOT / "benchmarks" / "results").iterdir()) / 1e6,
     }
 
 

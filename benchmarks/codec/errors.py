@@ -16,6 +16,7 @@ from typing import Any
 
 import data
 import model
+import pictures
 import torch
 from report import Gate, finish, heading
 
@@ -173,6 +174,7 @@ def draw(rows: list[Row], path: Path) -> None:
     legend.legend(*axes.flat[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+    pictures.shrink(path)
 
 
 def main() -> int:

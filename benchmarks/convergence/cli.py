@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import kept
+import pictures
 import report
 import text
 
@@ -168,6 +169,7 @@ def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None 
     chosen = [curve for curve in chosen if names is None or curve["name"] in names]
     lines = [plot.Curve(curve["name"], curve["loss"], curve["bytes"]) for curve in chosen]
     plot.loss_against_bytes(lines, path, title=title)
+    pictures.shrink(path)
 
 
 def _seconds(method: str, content: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pictures
 from linklab import LabUnavailable
 from steps.cases import Case
 from steps.measure import measure
@@ -123,4 +124,5 @@ def draw(
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+    pictures.shrink(path)
     pyplot.close(figure)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pictures
+
 
 @contextlib.contextmanager
 def panels(path: Path, count: int, *, size: tuple[float, float], title: str) -> Iterator[Any]:
@@ -29,5 +31,6 @@ def panels(path: Path, count: int, *, size: tuple[float, float], title: str) -> 
         figure.suptitle(title)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+        pictures.shrink(path)
     finally:
         pyplot.close(figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -38,17 +39,17 @@ class Row:
     facts: list[Any] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Without what each rank saw, unless the row failed."""
+        """Without an error's text and what each rank saw, unless the row failed."""
         row = dataclasses.asdict(self)
         if self.verdict != "FAIL":
-            del row["facts"]
+            del row["facts"], row["said"]
         return {**row.pop("case"), **row}
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Row:
         """Reads the value that `to_json` returned."""
         case = Case(*(row[field.name] for field in dataclasses.fields(Case)))
-        return Row(case, *(row.get(field.name, []) for field in dataclasses.fields(Row)[1:]))
+        return Row(case, **{field.name: row[field.name] for field in dataclasses.fields(Row)[1:] if field.name in row})
 
 
 class Runner:
@@ -78,7 +79,8 @@ class Runner:
         except LabUnavailable:
             raise
         except (ranks.RanksFailed, LabError) as error:
-            verdict = judge.Verdict(False, [cause(str(error)), str(error)[-4000:]], None, "")
+            print(str(error)[-4000:], file=sys.stderr)  # where the ranks were: for who runs it, not for the JSON
+            verdict = judge.Verdict(False, [cause(str(error))], None, "")
         seconds = time.monotonic() - start
         word = "PASS" if verdict.passed else "FAIL"
         return Row(case, word, verdict.reasons, verdict.late_s, verdict.said, seconds, facts)

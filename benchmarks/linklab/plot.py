@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pictures
+
 from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP, GLOO, RAW
 
 _COLOURS = {
@@ -53,6 +55,7 @@ def draw(rows: list[dict[str, Any]], counts: list[dict[str, Any]], path: Path) -
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+    pictures.shrink(path)
     pyplot.close(figure)
 
 

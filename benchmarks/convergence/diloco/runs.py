@@ -6,6 +6,7 @@ The runs are those of presets.py, and OpenDiLoCo and CocktailSGD compressed as m
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from typing import Any
@@ -145,11 +146,19 @@ def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
     return total
 
 
+def telling(outer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the last of a run's outer steps, and those that differ in more than the step from the one before."""
+    return outer[:1] + [
+        b for a, b in itertools.pairwise(outer) if b is outer[-1] or {**a, "step": 0} != {**b, "step": 0}
+    ]
+
+
 def curve(entry: dict[str, Any], *, every: int = POINT) -> dict[str, Any]:
-    """Returns a run as the JSON has it: rank 0's bytes and seconds and the mean loss, a point `every` few steps; outer steps."""
+    """A run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point `every` few steps; `telling` outer steps."""
     ends = range(every, entry["configuration"].steps + 1, every)
-    kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places", "outer")}
+    kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places")}
     return kept | {
+        "outer": telling(entry["outer"]),
         "seed": entry["configuration"].seed,
         "step": list(ends),
         "bytes": [entry["bytes"][end - 1] for end in ends],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import launch
+import pictures
 from report import Gate
 from tables import Table, to_json
 
@@ -122,4 +123,5 @@ def draw(errors: list[dict[str, Any]], path: Path, *, title: str) -> None:
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+    pictures.shrink(path)
     pyplot.close(figure)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pictures
+
 _DASHED = ("float", "FedAvg")  # they lie under others
 _LINES = ("byte", "float", "sign", "best η", "send_full_grad", "DDP", "DDP, best rate", "FedAvg")
 
@@ -43,4 +45,5 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+    pictures.shrink(path)
     pyplot.close(figure)

@@ -120,16 +120,25 @@ def test_programs_write_the_commit(tmp_path):
     assert programs == [ROOT / "benchmarks" / "report.py"]
 
 
-def test_a_stamp_keeps_lines_and_earlier_stamps(tmp_path):
+def test_a_stamp_keeps_an_earlier_one(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('{"rows": [\n  {"codec": "sym4"},\n  {"codec": "sym8"}\n]}\n')
     report.stamp(path)
-    stamped = path.read_text()
-    assert stamped.endswith('"rows": [\n  {"codec": "sym4"},\n  {"codec": "sym8"}\n]}\n')
-    versions = json.loads(stamped)["versions"]
-    path.write_text(stamped.replace(versions["commit"], "0123456789ab"))
+    stamped = json.loads(path.read_text())
+    assert stamped["rows"] == [{"codec": "sym4"}, {"codec": "sym8"}]
+    path.write_text(path.read_text().replace(stamped["versions"]["commit"], "0123456789ab"))
     report.stamp(path)
-    assert json.loads(path.read_text())["versions"] == {**versions, "commit": "0123456789ab"}
+    assert json.loads(path.read_text())["versions"] == {**stamped["versions"], "commit": "0123456789ab"}
+
+
+def test_a_row_and_a_curve_are_a_line():
+    curve = {"name": "exact", "seed": 0, "loss": [1.25] * 1000}
+    content = {"rows": [{"op": "x" * 700}, {"op": "y" * 900}], "curves": [curve], "empty": [], "none": {}}
+    text = report.laid_out(content)
+    assert json.loads(text) == content
+    lines = [line.strip() for line in text.splitlines()]
+    assert lines[2].startswith('{"op": "xx') and lines[3].startswith('{"op": "yy')
+    assert f'"loss": {json.dumps(curve["loss"])}' in lines and '"empty": [],' in lines and '"none": {}' in lines
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
