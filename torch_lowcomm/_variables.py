@@ -58,7 +58,7 @@ def warn_of_unknown(names: Iterable[str]) -> None:
     """Logs one warning that names all of them."""
     if texts := unknown(names):
         logger.warning(
-            "environment variables without effect: %s. torch_lowcomm reads no variables of these names; docs/policy.md and "
-            "docs/transport.md list those that it reads",
+            "environment variables without effect: %s. torch_lowcomm reads no variables of these names; docs/settings.md "
+            "lists those that it reads",
             ", ".join(texts),
         )

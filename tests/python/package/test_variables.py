@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch_lowcomm as lc
 from torch_lowcomm import _variables
 
 ROOT = Path(__file__).parents[3]
@@ -17,6 +18,15 @@ def test_the_known_names_are_those_that_the_sources_read():
     texts = [path.read_text() for path in files if path.name != "_variables.py"]
     read = {name for text in texts for name in re.findall(r'"(LOWCOMM_[A-Z_]+)"', text)}
     assert read == set(_variables.KNOWN)
+
+
+def test_the_page_of_settings_has_every_variable_and_option():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    named = set(re.findall(r"`(LOWCOMM_[A-Z_]+)`", page))
+    assert named == set(_variables.KNOWN)
+    options = re.findall(r"^\| `(\w+)` \| (?:`LOWCOMM_\w+` )?\|", page, re.MULTILINE)
+    signature = re.search(r"__init__\((.*?)\)", lc.Options.__init__.__doc__, re.DOTALL)[1]
+    assert options and set(options) == set(re.findall(r"(\w+): ", signature)) - {"self"}
 
 
 def test_a_misspelt_name_has_the_one_that_may_be_meant():
