@@ -24,6 +24,7 @@ WANTED = {
     "lines of backend.h": (1, 160),
     "lines of README.md": (1, 150),
     "lines of benchmarks/README.md": (1, 250),
+    "longest line of docs (no code, no table)": (1, 140),
     "comments of csrc in private words": (0, 50),
     "comments of csrc that begin with What": (0, 10),
     "lines of the JSONs in benchmarks/results": (1, 12_000),
@@ -41,6 +42,7 @@ _PRIVATE = re.compile(
     r"^(Of\b|By\b|As [a-z]+\(|The same (of|with|for|where)|Or |In place of)|\b(nobody|somebody|whoever|is none|are none)\b"
 )
 _COMMENT = re.compile(r"(?:^[ \t]*//.*\n)+", re.MULTILINE)
+_CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -72,6 +74,12 @@ def comments(path: Path) -> list[str]:
     return [" ".join(line.strip().removeprefix("//").strip() for line in block.splitlines()) for block in found]
 
 
+def prose() -> list[str]:
+    """The lines of docs/*.md and CONTRIBUTING.md that are neither code nor rows of tables."""
+    texts = (path.read_text() for path in (*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"))
+    return [line for text in texts for line in _CODE_BLOCK.sub("", text).splitlines() if not line.startswith("|")]
+
+
 def measures() -> dict[str, float]:
     """Every measure by name."""
     csrc = sources("csrc", _CODE)
@@ -87,10 +95,12 @@ def measures() -> dict[str, float]:
         "lines of backend.h": lines(ROOT / "csrc" / "backend" / "backend.h"),
         "lines of README.md": lines(ROOT / "README.md"),
         "lines of benchmarks/README.md": lines(ROOT / "benchmarks" / "README.md"),
+        "longest line of docs (no code, no table)": max(map(len, prose())),
         "comments of csrc in private words": sum(bool(_PRIVATE.search(text)) for text in said),
         "comments of csrc that begin with What": sum(text.startswith("What ") for text in said),
         "lines of the JSONs in benchmarks/results": sum(map(lines, sources("benchmarks/results", {".json"}))),
-        "MB of benchmarks/results": sum(path.stat().st_size for path in (ROOT / "benchmarks" / "results").iterdir()) / 1e6,
+        "MB of benchmarks/results": sum(path.stat().st_size for path in (ROOT / "benchmarks" / "results").iterdir())
+        / 1e6,
     }
 
 
