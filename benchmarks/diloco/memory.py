@@ -1,4 +1,4 @@
-"""Resident memory of the outer state, by mode and codec, against the formula of docs/diloco.md."""
+"""Resident memory of the outer state, by mode and codec, against the formula of docs/diloco_memory.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row:
 
 
 def formula(case: Case) -> float:
-    """Bytes a parameter by docs/diloco.md, "Memory", with a message under way but in mode sync."""
+    """Bytes a parameter by docs/diloco_memory.md, with a message under way but in mode sync."""
     waits = case.mode == "sync"
     copies = 2 + (not waits) + 2 * (case.mode == "eager")
     if case.codec is None:

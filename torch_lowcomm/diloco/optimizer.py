@@ -314,7 +314,7 @@ class DiLoCoX(OptimizerAround):
         averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group,
         and the seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is
         when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding", "own" and their "total";
-        docs/diloco.md, "Memory", says what they are)}
+        docs/diloco_memory.md says what they are)}
         """
         report = self._outer.report
         if self._elastic is not None and self._elastic.machines:

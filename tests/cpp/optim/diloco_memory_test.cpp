@@ -1,4 +1,4 @@
-// Bytes of an outer loop's state, counted, next to those that docs/diloco.md gives ("Memory"); and when there are none.
+// Bytes of an outer loop's state, counted, next to those that docs/diloco_memory.md gives; and when there are none.
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 

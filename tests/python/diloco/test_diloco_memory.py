@@ -14,7 +14,7 @@ import torch_lowcomm as lc
 ROWS, COLUMNS, TENSORS = 1024, 1024, 12
 COUNT = ROWS * COLUMNS * TENSORS
 FOUR, TWO, EIGHT = (4 + 32 / 128) / 8, 0.26, 1 + 4 / 512  # bytes an element of sym4:bucket=128, gauss2, sym8:bucket=512
-# Bytes a parameter with a message under way (docs/diloco.md, "Memory").
+# Bytes a parameter with a message under way (docs/diloco_memory.md).
 CASES = {
     "4 bits, residuals in 8": ({"codec": "sym4:bucket=128", "residual_dtype": "int8"}, 12 + 2 * EIGHT + FOUR),
     "4 bits": ({"codec": "sym4:bucket=128"}, 12 + 8 + FOUR),
