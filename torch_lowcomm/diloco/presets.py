@@ -107,12 +107,3 @@ def mu_loco(*, sync_every: int = 30) -> dict[str, Any]:
     `{"error_feedback": True}` for the paper's way.
     """
     return diloco(sync_every=sync_every) | {"codec": TWO_BITS}
-
-
-def cocktail(*, stride: int = 10, keep: float = 0.08) -> dict[str, Any]:
-    """CocktailSGD (Wang et al., ICML 2023), which is no outer loop: for `lc.diloco.CocktailSGD`, which sends at every step.
-
-    DiLoCoX's paper takes a tenth at random, of these 8 % by top-k for OPT-1.3B and 4 % for its 107B model, and 4 bits
-    (section 4.1.3).
-    """
-    return {"stride": stride, "keep": keep}

@@ -58,4 +58,4 @@ def open_diloco(outer_steps: int, steps: int) -> Configuration:
 
 def cocktail(keep: float, stride: int = 10) -> Configuration:
     """CocktailSGD with a tenth at random, as the paper, and that share of it by top-k."""
-    return Configuration(cocktail=presets.cocktail(stride=stride, keep=keep))
+    return Configuration(cocktail={"stride": stride, "keep": keep})

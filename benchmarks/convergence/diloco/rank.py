@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
+from convergence.diloco.cocktail import CocktailSGD
 from convergence.validation import perplexity
 
 SHAPE = model.Config(width=96, layers=3)
@@ -24,7 +25,7 @@ SHAPE = model.Config(width=96, layers=3)
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run. `outer`: what `lc.DiLoCoX` is given; `cocktail`: what `lc.diloco.CocktailSGD` is; with neither an exact
+    """One run. `outer`: what `lc.DiLoCoX` is given; `cocktail`: what `CocktailSGD` is; with neither an exact
     all_reduce of gradients by DDP.
     """
 
@@ -98,7 +99,7 @@ def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[
     if c.outer:
         return gpt, lc.DiLoCoX(inner, model=gpt, **c.outer), outer_bytes
     if c.cocktail:
-        return gpt, lc.diloco.CocktailSGD(inner, **c.cocktail), reduced_bytes
+        return gpt, CocktailSGD(inner, **c.cocktail), reduced_bytes
     return DistributedDataParallel(gpt), inner, reduced_bytes
 
 

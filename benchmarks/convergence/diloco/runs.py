@@ -20,9 +20,9 @@ from convergence.diloco import gates as diloco_gates
 from convergence.diloco import message_bytes
 from convergence.diloco import presets as diloco_presets
 from convergence.diloco import rank as diloco_rank
+from convergence.diloco.cocktail import codec_text
 from convergence.diloco.presets import PRESETS
 from convergence.diloco.rank import SHAPE, Configuration
-from torch_lowcomm.diloco.cocktail import codec_text
 
 QUICK = ("all_reduce", "DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
 POINT = 5  # steps to a point of a curve, which has their mean loss

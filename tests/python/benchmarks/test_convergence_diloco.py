@@ -1,4 +1,4 @@
-"""`python benchmarks convergence diloco` at 2 ranks, and lc.diloco.CocktailSGD."""
+"""`python benchmarks convergence diloco` at 2 ranks, and CocktailSGD."""
 
 import dataclasses
 import importlib
@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from example_main import quick_convergence
-
-import torch_lowcomm as lc
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -83,7 +81,8 @@ def test_every_row_of_table1_is_timed_as_a_long_run_is(monkeypatch):
 def _cocktail(r, steps, stride, keep):
     r.init()
     weight = torch.nn.Parameter(torch.zeros(1500))
-    optimizer = lc.diloco.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
+    cocktail = importlib.import_module("convergence.diloco.cocktail")
+    optimizer = cocktail.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
     draw = torch.Generator().manual_seed(r.rank)
     owed = torch.zeros(1500)
     for _ in range(steps):

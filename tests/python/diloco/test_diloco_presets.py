@@ -1,4 +1,4 @@
-"""lc.diloco.presets: each makes an optimizer that takes outer steps; the inner optimizers that two of them need."""
+"""lc.diloco.presets: each makes an optimizer that takes outer steps; the inner optimizer that one of them needs."""
 
 import copy
 import dataclasses
@@ -61,71 +61,6 @@ def test_a_preset_has_options_alone():
     assert presets.diloco_x(rank=16)["min_sync_every"] == 31
 
 
-def _cocktail(r):
-    r.init()
-    torch.manual_seed(7)
-    model = ddp_model.Net()
-    options = presets.cocktail(stride=2, keep=0.25)
-    optimizer = lc.diloco.CocktailSGD(torch.optim.AdamW(model.parameters(), lr=1e-2), **options)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    before = [p.detach().clone() for p in model.parameters()]
-    ddp_model.train(model, r.rank, 6, optimizer=optimizer, spare=True)
-    schedule.step()
-    optimizer.finish()
-    moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    return moved, optimizer.inner.param_groups[0]["lr"], [p.detach().clone() for p in model.parameters()]
-
-
-def test_cocktail_trains_the_same_parameters(pair):
-    (moved, lr, mine), (_, _, theirs) = pair(_cocktail)
-    assert moved and lr == pytest.approx(9e-3)
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-def _resumed_cocktail(r, path):
-    r.init()
-
-    def fresh(seed):
-        torch.manual_seed(seed)
-        model = ddp_model.Net()
-        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        return model, lc.diloco.CocktailSGD(inner, **presets.cocktail(stride=3, keep=0.25))
-
-    def shown(model, optimizer):
-        return [*(p.detach().clone() for p in model.parameters()), optimizer.error()]
-
-    model, optimizer = fresh(7)
-    ddp_model.train(model, r.rank, 4, optimizer=optimizer, spare=True)
-    torch.save(optimizer.state_dict(), f"{path}.{r.rank}")  # with an average under way
-    ddp_model.train(model, r.rank, 4, optimizer=optimizer, spare=True)
-    optimizer.finish()
-    again, second = fresh(8)  # other parameters: those of the state count
-    state = torch.load(f"{path}.{r.rank}", weights_only=True)
-    assert state["average"] is not None
-    second.load_state_dict(state)
-    ddp_model.train(again, r.rank, 4, optimizer=second, spare=True)
-    second.finish()
-    ended = second.state_dict()
-    assert ended["average"] is None and ended["steps"] == 8
-    kept = second.error()
-    for part, wrong, match in (
-        ("residuals", state["residuals"][:2], r"residuals: expected shapes .*, got \["),
-        ("outer", state["outer"][1:], "outer: expected shapes"),
-        ("average", state["average"][1:], "average: expected shapes"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            second.load_state_dict({**state, part: wrong})
-    with pytest.raises(ValueError, match=r"expected \['error'\] in the state"):
-        second.load_state_dict({key: value for key, value in state.items() if key != "error"})
-    assert torch.equal(second.error(), kept)
-    return shown(model, optimizer), shown(again, second)
-
-
-def test_cocktail_goes_on_from_its_state(pair, tmp_path):
-    for straight, resumed in pair(_resumed_cocktail, str(tmp_path / "state")):
-        assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
-
-
 def test_muon_goes_on_from_its_state():
     def trained(model, optimizer, steps):
         for step in range(steps):
@@ -156,13 +91,10 @@ def test_muon_goes_on_from_its_state():
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda w: lc.diloco.CocktailSGD([w], stride=2, keep=0.1), TypeError, "expected an optimizer, got list"),
-        (lambda w: lc.diloco.CocktailSGD(torch.optim.SGD([w]), stride=0, keep=0.1), ValueError, "stride: .* got 0"),
-        (lambda w: lc.diloco.CocktailSGD(torch.optim.SGD([w]), stride=2, keep=0.0), ValueError, "keep: .* got 0.0"),
         (lambda w: lc.diloco.MuonAdamW([w], [w]), ValueError, r"expected matrices, got a parameter of shape \(3,\)"),
         (lambda w: _muon(torch.nn.Linear(3, 3)).add_param_group({"params": [w]}), ValueError, "add_param_group"),
     ],
-    ids=["no optimizer", "stride", "keep", "vector", "group"],
+    ids=["vector", "group"],
 )
 def test_mistakes(make, error, match):
     with pytest.raises(error, match=match):
@@ -177,7 +109,6 @@ PUBLISHED = {
     "diloco_x": {"sync_every": 125, "mode": "continue", "codec": "sym4:bucket=128", "error_feedback": True},
     "sparse_loco": {"outer_momentum": 0.0, "codec": "topk:keep=0.02,values=mid2", "error_feedback": True},
     "mu_loco": {"sync_every": 30, "codec": "gauss2"},
-    "cocktail": {"stride": 10, "keep": 0.08},
 }
 
 
