@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
 from steps.cases import Case
+from steps.share import send_share
 
 # One bucket for everything: what torch's PowerSGD needs, whose buckets are made anew after the first step, and what is
 # best for factors, of which the second waits for the first.
@@ -39,7 +40,9 @@ def fsdp(case: Case, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if case.weights:
-        lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients, fake=case.fake or None)
+        quantized = lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients)
+        if case.fake:
+            send_share(quantized, group, case.fake)
     return model
 
 

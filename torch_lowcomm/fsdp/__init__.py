@@ -13,7 +13,6 @@ from torch_lowcomm import _C
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, agree, tell
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
-from torch_lowcomm.fsdp.fake import checked_ratio
 from torch_lowcomm.fsdp.fsdp1 import State, hook
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
@@ -69,7 +68,6 @@ def quantize(
     overlap: bool = True,
     replicate: str | None = None,
     hosts: DeviceMesh | None = None,
-    fake: int | None = None,
 ) -> QuantizedComms:
     """Quantizes the weights and gradients that FSDP2 communicates for a model (QSDP, arXiv 2302.02390). Collective.
 
@@ -113,8 +111,6 @@ def quantize(
             flattened for `fully_shard`). Messages are then exact inside a host and coded between hosts, and one coded copy
             for each host crosses the link. Gradients are first summed on their host; levels are learned before this sum,
             from each rank's gradients. Buffers that are sent exactly as a whole go over the flat group.
-        fake: For measurements of speed only: sends the first 1/fake of each message, exactly, in place of codes. The model
-            learns nothing useful, and `weights` and `gradients` have no effect.
 
     Returns:
         A handle to save with model and optimizer. With it a resumed run has the same random draws and levels as a run
@@ -122,8 +118,8 @@ def quantize(
 
     Raises:
         ValueError: The model has no wrapped module, is quantized already, or has several parameter groups in one module; a
-            codec, `learn_at`, `hosts` or `fake` is wrong; a group is not of backend lowcomm; `replicate` was given without
-            replicas; or a quantized master was asked for where FSDP2 casts the shards, with replicas (HSDP) or with `fake`.
+            codec, `learn_at` or `hosts` is wrong; a group is not of backend lowcomm; `replicate` was given without
+            replicas; or a quantized master was asked for where FSDP2 casts the shards, or with replicas (HSDP).
             The model is as it was, whatever is raised.
         TypeError: `exact` is not a function, or `hosts` is not a mesh.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
@@ -139,29 +135,18 @@ def quantize(
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
         mesh = checked_hosts(hosts, groups) if hosts is not None else None
-        if fake is not None and checked_ratio(fake) and mesh is not None:
-            raise ValueError("fsdp.quantize: fake: expected hosts=None, got a mesh")
-        if fake is not None and master != "fp32":
-            raise ValueError(f"fsdp.quantize: fake: expected master='fp32', got {master!r}")
         chosen = Choices.checked(weights, gradients, exact, master, learn_at)
         plans = _plans(groups, chosen)
     except Exception as error:
         tell(_names(groups), error)
         raise
     shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
-    how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}, fake {fake}"
+    how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}"
     agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at)}"))
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
-    comms = [plan.install(deferred, levels, fake) for plan in plans]
-    if fake is not None:
-        logger.warning(
-            "fsdp.quantize: fake=%d: only the first 1/%d of weights and gradients is sent. RESULTS ARE WRONG: this is for "
-            "measurements of speed and for nothing else",
-            fake,
-            fake,
-        )
+    comms = [plan.install(deferred, levels) for plan in plans]
     if overlap:
         pairs = zip(groups, comms, strict=True)
         early = [(g, gather.weights) for g, (gather, _) in pairs if not gather.master]

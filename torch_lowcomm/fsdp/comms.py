@@ -12,7 +12,6 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
-from torch_lowcomm.fsdp.fake import FakeComms
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
 from torch_lowcomm.fsdp.master import QuantizedMaster
@@ -28,11 +27,9 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 class _LayoutComm:
     """The part of both comm objects that they share: the agreed layout, and when it does not apply."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, levels: Levels, slot: int, carrier: HostComms | FakeComms | None = None
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, levels: Levels, slot: int, carrier: HostComms | None = None) -> None:
         self._group_name = group.group_name
-        self._other_carrier = carrier
+        self.carrier = carrier
         self.levels = levels
         self._slot = slot
         self._said: set[str] = set()
@@ -45,9 +42,9 @@ class _LayoutComm:
         """Allocates one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
 
-    def _carrier(self, group: dist.ProcessGroup) -> HostComms | FakeComms | _C.LowcommBackend:
+    def _carrier(self, group: dist.ProcessGroup) -> HostComms | _C.LowcommBackend:
         """Returns the object that sends messages by layouts."""
-        return self._other_carrier or backend_of(group)
+        return self.carrier or backend_of(group)
 
     def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
         """Returns why the layout does not describe this buffer, or None if it does."""
@@ -86,7 +83,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         master: QuantizedMaster | None = None,
         unit: torch.dtype | None = None,
         overlap: bool = False,
-        carrier: HostComms | FakeComms | None = None,
+        carrier: HostComms | None = None,
     ) -> None:
         super().__init__(group, levels, slot, carrier)
         self.weights = WeightVersion(parameters)
@@ -141,7 +138,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         weights: WeightVersion,
         *,
         deferred: ModuleReductions | None = None,
-        carrier: HostComms | FakeComms | None = None,
+        carrier: HostComms | None = None,
     ) -> None:
         super().__init__(group, levels, slot, carrier)
         self._weights = weights  # counts the steps at which levels are learned

@@ -11,7 +11,6 @@ from torch import nn
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
-from torch_lowcomm.fsdp.fake import FakeComms
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
@@ -117,12 +116,11 @@ class Plan:
         return cls(g, coded, Levels(runs, chosen.learn_at), reduced, master, unit)
 
     def install(
-        self, deferred: DeferredReductions | None, levels: HostComms | None, fake: int | None
+        self, deferred: DeferredReductions | None, levels: HostComms | None
     ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
         """Installs the comm objects in the wrapped module. It cannot fail, because the ranks have agreed."""
         g = self.group
-        other = FakeComms(g.group, fake) if fake is not None else levels
-        carrier = other or backend_of(g.group)
+        carrier = levels or backend_of(g.group)
         gather = QuantizedAllGather(
             g.group,
             self.gather,
@@ -131,7 +129,7 @@ class Plan:
             master=self.master,
             unit=self.unit,
             overlap=deferred is not None,
-            carrier=other,
+            carrier=levels,
         )
         reduction = QuantizedReduceScatter(
             g.group,
@@ -141,7 +139,7 @@ class Plan:
             g.trained,
             gather.weights,
             deferred=ModuleReductions(deferred, g) if deferred is not None else None,
-            carrier=other,
+            carrier=levels,
         )
         g.module.set_custom_all_gather(gather)
         g.module.set_custom_reduce_scatter(reduction)

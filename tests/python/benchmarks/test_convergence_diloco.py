@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from example_main import quick_convergence
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / folder) for folder in ("benchmarks", "examples")]  # of a pool's ranks
 
 
 @pytest.mark.slow

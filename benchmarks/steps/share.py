@@ -1,4 +1,4 @@
-"""Fake compression: sends a share of each message, for measurements of speed only. Its results are wrong."""
+"""What a step would take if only a share of the bytes were sent (QSDP, figure 6): its results are wrong."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import exact
 
 
-def checked_ratio(ratio: int) -> int:
-    """Returns the ratio; ValueError unless it is a whole number of 2 or more."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int) or ratio < 2:
-        raise ValueError(f"fsdp.quantize: fake: expected a whole number of 2 or more, got {ratio!r}")
-    return ratio
+def send_share(quantized: QuantizedComms, group: dist.ProcessGroup, ratio: int) -> None:
+    """Lets a model that `lc.fsdp.quantize` has quantized send the first 1/ratio of each message: RESULTS ARE WRONG.
+
+    Args:
+        quantized: What `lc.fsdp.quantize` returned.
+        group: The ranks that shard.
+        ratio: Elements of a message / elements that are sent.
+    """
+    share = ShareComms(group, ratio)
+    for comm in (*quantized._gathers, *quantized._reductions):  # no option of the library sends a share
+        comm.carrier = share
 
 
-class FakeComms:
+class ShareComms:
     """The layout ops of a group's backend, which send only the first 1/ratio of the elements, exactly.
 
     The rest of a gathered shard is taken from this rank's shard, and the rest of a reduced slice from this rank's part. These
