@@ -34,7 +34,7 @@ if(LOWCOMM_BUILD_TESTS)
   include(GoogleTest)
   # At -O1 the tests compile in half the time, and all of them still run in a minute.
   set(test_options -ffp-contract=off $<$<CONFIG:Release>:-O1>)  # what they expect is computed as the codecs compute
-  set(core_folders base kernels codec wire transport collective engine pipeline)  # as in csrc; tests of the whole lie above them
+  set(core_folders base kernels codec wire transport collective messages engine pipeline)  # as in csrc; tests of the whole lie above them
   list(TRANSFORM core_folders REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/tests/cpp/\\1/*_test.cpp")
   file(GLOB core_tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cpp/*_test.cpp ${core_folders})
   add_executable(core_tests ${core_tests})
@@ -54,7 +54,7 @@ if(LOWCOMM_BUILD_TESTS)
   # test-avx512). Built when asked for. Not those that bring loops of their own, alike on every machine, nor exchanges.
   foreach(test ${core_tests})
     file(STRINGS ${test} calls_kernels REGEX "\"(kernels/|grid_cases\\.h)")
-    if(calls_kernels AND NOT test MATCHES "/wide_|/collective/")
+    if(calls_kernels AND NOT test MATCHES "/wide_|/collective/|/messages/")
       list(APPEND kernel_tests ${test})
     endif()
   endforeach()
@@ -75,7 +75,7 @@ if(LOWCOMM_BUILD_TESTS)
     set(replayed_core lowcomm_sanitized)
     set(sanitized_sources ${LOWCOMM_CORE_SOURCES})
     list(FILTER sanitized_sources INCLUDE REGEX
-      "/csrc/(base|kernels|codec|wire)/|/transport/tcp/|/(collective/(announcement|context|message_summary|plan))\\.|/pipeline/slot_file_header\\.")
+      "/csrc/(base|kernels|codec|wire)/|/transport/tcp/|/(messages/announcement|collective/(context|message_summary|plan))\\.|/pipeline/slot_file_header\\.")
     list(FILTER sanitized_sources EXCLUDE REGEX "/codec/fused")
     add_library(lowcomm_sanitized STATIC ${sanitized_sources} ${avx2_units} ${neon_units})
     target_compile_definitions(lowcomm_sanitized PRIVATE ${avx2_definition} ${neon_definition} ${LOWCOMM_TLS_DEFINITION})
@@ -125,7 +125,8 @@ if(LOWCOMM_BUILD_TESTS)
   endif()
   if(LOWCOMM_EXTENSION)
     file(GLOB torch_tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/cpp/tensor/*_test.cpp
-      ${CMAKE_SOURCE_DIR}/tests/cpp/optim/*_test.cpp ${CMAKE_SOURCE_DIR}/tests/cpp/subspace/*_test.cpp
+      ${CMAKE_SOURCE_DIR}/tests/cpp/diloco/*_test.cpp ${CMAKE_SOURCE_DIR}/tests/cpp/adam/*_test.cpp
+      ${CMAKE_SOURCE_DIR}/tests/cpp/seed_replay/*_test.cpp ${CMAKE_SOURCE_DIR}/tests/cpp/subspace/*_test.cpp
       ${CMAKE_SOURCE_DIR}/tests/cpp/backend/*_test.cpp)
     if(torch_tests)
       add_library(fake_device SHARED tests/cpp/fake_device.cpp tests/cpp/fake_device_ops.cpp tests/cpp/late_streams.cpp)  # a library, because Python tests load it too
@@ -133,7 +134,7 @@ if(LOWCOMM_BUILD_TESTS)
       set_target_properties(fake_device PROPERTIES CXX_VISIBILITY_PRESET default)
       add_executable(torch_tests ${torch_tests})
       target_include_directories(torch_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/cpp)
-      target_link_libraries(torch_tests PRIVATE lowcomm_backend lowcomm_optim fake_device GTest::gtest GTest::gtest_main)
+      target_link_libraries(torch_tests PRIVATE lowcomm_backend lowcomm_diloco lowcomm_adam lowcomm_seed_replay fake_device GTest::gtest GTest::gtest_main)
       # Position-independent as what is precompiled; GCC 12 sees an overflow in its own operator+ of strings.
       target_compile_options(torch_tests PRIVATE -fPIC $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
       target_precompile_headers(torch_tests REUSE_FROM lowcomm_tensor)
@@ -147,7 +148,7 @@ if(LOWCOMM_BUILD_TESTS)
       endforeach()
     endif()
     if(NOT LOWCOMM_CUDA_KERNELS)  # what calls them compiles in builds without them too
-      file(GLOB layers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensor/*.cpp ${CMAKE_SOURCE_DIR}/csrc/optim/*.cpp ${CMAKE_SOURCE_DIR}/csrc/backend/*.cpp)
+      file(GLOB layers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensor/*.cpp ${CMAKE_SOURCE_DIR}/csrc/seed_replay/*.cpp ${CMAKE_SOURCE_DIR}/csrc/backend/*.cpp)
       foreach(source ${layers})
         file(STRINGS ${source} calls_kernels REGEX "^#if LOWCOMM_CUDA_KERNELS")
         if(calls_kernels)

@@ -9,7 +9,7 @@
 
 #include "backend/exact.h"
 #include "backend/stats.h"
-#include "collective/p2p.h"
+#include "messages/p2p.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
 #include "tensor/python_state.h"

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "optim/quantized_adam.h"
+#include "adam/quantized_adam.h"
 
 namespace lowcomm {
 

@@ -5,7 +5,7 @@
 #include "backend/backend_queue.h"
 #include "bindings/bindings.h"
 #include "bindings/option_reader.h"
-#include "optim/diloco.h"
+#include "diloco/diloco.h"
 #include "tensor/errors.h"
 
 namespace py = pybind11;

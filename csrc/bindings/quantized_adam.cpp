@@ -1,10 +1,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "adam/quantized_adam.h"
 #include "backend/backend_queue.h"
 #include "bindings/adam_rules.h"
 #include "bindings/bindings.h"
-#include "optim/quantized_adam.h"
 #include "tensor/errors.h"
 
 namespace py = pybind11;

@@ -4,7 +4,7 @@
 #include "base/hashes.h"
 #include "bindings/bindings.h"
 #include "bindings/option_reader.h"
-#include "optim/seed_replay.h"
+#include "seed_replay/seed_replay.h"
 #include "tensor/errors.h"
 
 namespace py = pybind11;

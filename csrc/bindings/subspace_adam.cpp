@@ -1,4 +1,4 @@
-#include "optim/subspace_adam.h"
+#include "adam/subspace_adam.h"
 
 #include "bindings/adam_rules.h"
 #include "bindings/bindings.h"

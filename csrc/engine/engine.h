@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "collective/context.h"
-#include "collective/p2p.h"
 #include "engine/flight.h"
 #include "engine/notice.h"
+#include "messages/p2p.h"
 
 namespace lowcomm {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "collective/announcement.h"
+#include "messages/announcement.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
 

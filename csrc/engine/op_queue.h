@@ -29,7 +29,7 @@ class OpQueue {
   // The group in which messages are made: its frames, names and deadline.
   GroupContext& group() { return engine().group(); }
 
-  // Messages between two ranks (collective/p2p.h), on the calling thread, next to what is queued. Throw what P2p
+  // Messages between two ranks (messages/p2p.h), on the calling thread, next to what is queued. Throw what P2p
   // throws, by the engine's rules: a fault ends the group.
   void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
     run(message->op, [&](P2p& messages) { messages.send(message, std::move(source)); });

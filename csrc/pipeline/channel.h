@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "collective/p2p_message.h"
 #include "engine/op_queue.h"
+#include "messages/p2p_message.h"
 #include "pipeline/sample_memory.h"
 #include "pipeline/sample_update.h"
 

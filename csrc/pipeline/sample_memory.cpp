@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "collective/p2p_message.h"
+#include "messages/p2p_message.h"
 
 namespace lowcomm {
 

@@ -9,7 +9,7 @@
 
 #include "codec/fused.h"
 #include "codec/spec.h"
-#include "collective/p2p_message.h"
+#include "messages/p2p_message.h"
 #include "pipeline/sample_memory.h"
 #include "wire/layout.h"
 

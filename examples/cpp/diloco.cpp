@@ -9,10 +9,10 @@
 //
 // FOLDER is one that all processes see, and that is new for each run: addresses are exchanged there. LOWCOMM_LISTEN and
 // the other variables of docs/transport.md hold here as well.
+#include <lowcomm/diloco/diloco.h>
 #include <lowcomm/engine/engine.h>
 #include <lowcomm/engine/handshake.h>
 #include <lowcomm/engine/op_queue.h>
-#include <lowcomm/optim/diloco.h>
 #include <lowcomm/transport/file_rendezvous.h>
 #include <lowcomm/transport/memory.h>
 #include <lowcomm/transport/tcp/tcp.h>

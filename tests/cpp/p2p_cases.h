@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "collective/p2p.h"
 #include "collective_cases.h"
+#include "messages/p2p.h"
 #include "ranks_on_threads.h"
 
 namespace lowcomm::test {

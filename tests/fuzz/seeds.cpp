@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "collective/announcement.h"
+#include "messages/announcement.h"
 #include "pipeline/slot_file_header.h"
 #include "target.h"
 #include "transport/tcp/secure.h"

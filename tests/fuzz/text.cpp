@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "codec/spec.h"
-#include "collective/announcement.h"
+#include "messages/announcement.h"
 #include "target.h"
 #include "wire/key_values.h"
 #include "wire/layout.h"

@@ -46,7 +46,7 @@ def test_sections_are_the_papers_own(paper):
 
 def test_one_sentence_on_the_warm_up():
     said = "DiLoCoX's paper gives no number; a tenth of all is our choice"
-    for name in ("torch_lowcomm/diloco/options.py", "csrc/optim/diloco_options.h", "examples/train_diloco.py"):
+    for name in ("torch_lowcomm/diloco/options.py", "csrc/diloco/diloco_options.h", "examples/train_diloco.py"):
         text = next(text for path, text in texts() if path == ROOT / name)
         assert said in text, name
     assert not any("a tenth of all is the paper's" in text for _, text in texts())

@@ -1,0 +1,174 @@
+// The parts of a fragment that another rank takes over, and those that a checkpoint holds.
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "base/float_env.h"
+#include "diloco/fragment.h"
+
+namespace lowcomm {
+namespace {
+
+const std::string kOwn = "own.";
+
+at::Tensor onHost(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Fragment::shared() {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
+  std::vector<at::Tensor> all;
+  lent_.clear();
+  const auto lend = [&](const at::Tensor& tensor) {
+    if (!tensor.is_cpu()) lent_.emplace_back(tensor, tensor.cpu());
+    all.push_back(tensor.is_cpu() ? tensor : lent_.back().second);
+  };
+  factors_.assign(kept_.size(), at::Tensor());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    ParameterState& kept = kept_[i];
+    lend(kept.outer);
+    if (kept.momentum.defined()) lend(kept.momentum);
+    if (kept.first_rank == 0) continue;
+    all.push_back(factors_[i] = kept.compression->factorOf(std::min(next_rank_, kept.first_rank)));
+  }
+  return all;
+}
+
+void Fragment::share(bool behind) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [tensor, copy] : lent_)
+    tensor.copy_(copy);
+  lent_.clear();
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    ParameterState& kept = kept_[i];
+    if (factors_[i].defined()) {
+      const at::Tensor residual = kept.compression->residual();
+      kept.compression->setRank(factors_[i].size(0));
+      kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
+    }
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
+  }
+  factors_.clear();
+  if (behind) restore();
+}
+
+// f(key, tensor) of what a checkpoint holds as it stands here, in addition to residuals and factors. The message (the
+// average) and the mark are in it too, in fp32, whatever they are kept as.
+template <class F>
+void Fragment::eachTensor(const ParameterState& kept, F&& f) {
+  const std::string& name = kept.parameter.name;
+  f(name + ".outer", kept.outer);
+  f(name + ".momentum", kept.momentum);
+  f(kOwn + name + ".rounding", kept.rounding);
+  f(kOwn + name + ".own_message", kept.own_message);
+  f(kOwn + name + ".own_momentum", kept.own_momentum);
+}
+
+// Where there is no message under way both have no meaning, and a place: checkpoints have one shape.
+at::Tensor Fragment::averageOf(size_t i) const {
+  if (options_.on_device && phase_ == Phase::landed) return onHost(kept_[i].message);
+  at::Tensor average = at::zeros(kept_[i].outer.sizes(), at::kFloat);
+  auto* x = average.mutable_data_ptr<float>();
+  if (phase_ == Phase::landed) {
+    arrived(i, [&](uint64_t first, uint64_t count, const float* from) { std::copy_n(from, count, x + first); });
+  }
+  return average;
+}
+
+at::Tensor Fragment::wholeMark(size_t i) const {
+  const ParameterState& kept = kept_[i];
+  if (options_.on_device && phase_ == Phase::landed)
+    return onHost(markOf({{}, kept.outer, {}, kept.start, kept.mark, {}, kept.rounding}));
+  at::Tensor mark = onHost(kept.outer);
+  auto* x = mark.mutable_data_ptr<float>();
+  for (int64_t first = 0; phase_ == Phase::landed && first < mark.numel(); first += kOuterBlock) {
+    const int64_t count = std::min(kOuterBlock, mark.numel() - first);
+    float scratch[kOuterBlock];
+    const float* from = markOf(kept, first, count, scratch);
+    if (from != x + first) std::copy_n(from, count, x + first);
+  }
+  return mark;
+}
+
+TensorMap Fragment::state() const {
+  TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
+  const FloatEnv env;
+  TensorMap state;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const ParameterState& kept = kept_[i];
+    // The ranks that write a checkpoint have all come so far: the message will not be taken back.
+    if (kept.compression && kept.compression->done()) {
+      isInResidual(i) ? settle(i) : kept.compression->commit();
+    }
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined()) state[key] = onHost(tensor);
+    });
+    state[kept.parameter.name + ".message"] = averageOf(i);
+    if (isMarked()) state[kOwn + kept.parameter.name + ".mark"] = wholeMark(i);
+    if (!kept.compression) continue;
+    const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
+    if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = onHost(residual);
+    if (factor.defined()) state[kept.parameter.name + ".factor"] = factor.clone();
+  }
+  return state;
+}
+
+void Fragment::check(const TensorMap& state) const {
+  const auto expect = [&](const std::string& key, const at::Tensor& like, bool any_rows = false) {
+    const auto found = state.find(key);
+    if (found == state.end()) throw ValueError("DiLoCoX: load: expected '" + key + "' in the state, got none");
+    const at::Tensor& given = found->second;
+    const bool fits = any_rows ? given.dim() == 2 && given.size(1) == like.size(1) : given.sizes() == like.sizes();
+    if (!fits || given.scalar_type() != like.scalar_type()) {
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", like.toString(), " of shape ", like.sizes(),
+                                ", got ", given.toString(), " of shape ", given.sizes()));
+    }
+  };
+  for (const ParameterState& kept : kept_) {
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined()) expect(key, tensor);
+    });
+    const std::string& name = kept.parameter.name;
+    expect(name + ".message", kept.outer);
+    if (isMarked()) expect(kOwn + name + ".mark", kept.outer);
+    if (!kept.compression) continue;
+    const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
+    if (residual.defined()) expect(kOwn + name + ".residual", residual);
+    if (factor.defined()) expect(name + ".factor", factor, /*any_rows=*/true);
+  }
+}
+
+void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& effective) {
+  const c10::NoGradGuard no_grad;
+  const auto find = [&](const std::string& key, bool wanted) {
+    return wanted ? std::optional(state.at(key)) : std::nullopt;
+  };
+  in_place_ = true;
+  start_ = Start::mark;
+  mark_is_outer_ = mark_is_apart_ = false;
+  for (ParameterState& kept : kept_) {
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined()) tensor.copy_(state.at(key));
+    });
+    const std::string& name = kept.parameter.name;
+    if (phase == Phase::landed || isExact()) {
+      if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);
+      kept.message.copy_(state.at(name + ".message"));
+    }
+    if (isMarked()) (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
+    if (!kept.compression) continue;
+    Compression& compression = *kept.compression;
+    const auto factor = find(name + ".factor", compression.factor().defined());
+    if (factor) compression.setRank(factor->size(0));
+    compression.set(find(kOwn + name + ".residual", compression.residual().defined()), factor);
+  }
+  flight_.reset();
+  phase_ = phase;
+  effective_ = effective;
+}
+
+}  // namespace lowcomm

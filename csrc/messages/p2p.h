@@ -1,0 +1,259 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "collective/context.h"
+#include "collective/source_sink.h"
+#include "messages/announcement.h"
+#include "messages/p2p_message.h"
+
+namespace lowcomm {
+
+// A receive of a message with a tag from whichever rank sends one first. It becomes a P2pRecv once that is known.
+class AnyRecv {
+ public:
+  // Makes the message and its sink for a sender. Called once, on any thread.
+  using Make = std::function<std::pair<std::shared_ptr<P2pRecv>, std::unique_ptr<Sink>>(int peer)>;
+
+  AnyRecv(GroupContext& group, MessageFlow flow, Make make);
+
+  OpContext op;  // until the sender is known; the message goes on with its entry in the flight record
+  const MessageFlow flow;
+
+  // Waits for a sender, under the progress deadline; then finish the message (P2p::finish). Throws as P2p::recv, and
+  // TransferError if no rank is left that could send.
+  std::shared_ptr<P2pRecv> wait();
+
+ private:
+  friend class P2p;
+  class SenderWait;
+  void settle(std::shared_ptr<P2pRecv> message, std::exception_ptr error);
+  void lose(const TransportError& why);
+
+  const Make make_;
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  std::shared_ptr<P2pRecv> message_;
+  std::exception_ptr error_;
+  std::optional<TransportError> lost_;
+};
+
+// The messages between two ranks of one group (FORMAT.md, "Point to point").
+//
+// 1. The receiver posts a receive for each frame of the message that it expects, of the size of its largest one, and
+// announces
+//    the message to its sender over the control lane: flow, dtype, elements, codec, samples.
+// 2. The sender encodes its message. It pairs its k-th message of a flow with the k-th announcement of the flow.
+// 3. Where both mean the same message its frames leave, on the bulk lane, as soon as they are encoded and announced:
+//    an announcement that came first costs no time. Where they differ as many error frames leave as there are receives:
+//    both ranks raise PeerRefusal with both values, nothing was taken, and the group goes on.
+//
+// Messages of one flow keep their order and meet no others, so ranks may receive in another order than they send in,
+// and both may send before they receive. A frame carries the message's number, by which one that is missing, stale or
+// came twice is named (MessageFlow in announcement.h says for which tags). Nothing else of a message is kept once it is
+// through.
+//
+// A message holds its encoded size in memory on each side, in frames that are at least an error frame's size.
+//
+// A message that cannot be encoded to its end (a NaN under nonfinite=error, a range beyond delta) is one that arrives
+// as such: error frames take the place of what is left, its receiver gets the reason, its sender the ValueError when it
+// finishes, and both go on, as in a collective. Looking at all elements before anything is sent would keep the link
+// idle for as long as encoding them does: both are bound by reading them.
+//
+// Thread-safe; one message is posted once, and finished by one thread. The group keeps it until a message of its
+// flow and direction is through that is not older: a holder who drops it leaves it to the transport.
+class P2p {
+ public:
+  explicit P2p(GroupContext& group);
+  ~P2p() { stop(); }
+
+  // Gives the message its number and encodes it from `source`, which is not read afterwards. Does not wait for the
+  // receiver.
+  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source);
+
+  // Gives the message its number, posts its receives and announces it. `sink` takes its frames in finish(). Throws
+  // TransferError.
+  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink);
+
+  // Posts a receive from any rank. Does not wait.
+  // 1. The receiver asks every other rank for a message with the tag, if it has not been answered there.
+  // 2. A rank that has a message for which no receive was announced, or gets one later, offers it, once a question.
+  // 3. The receiver takes the first offer that still holds (no receive by name has had the message in the meantime):
+  // from
+  //    there on it is a receive from that rank. Other offers are kept for the next such receive.
+  void recvAny(const std::shared_ptr<AnyRecv>& recv);
+
+  // Gives a message up, for `why`, on both ranks; `message` is of a tag, and the transport can close tags. Its other
+  // end fails as soon as it hears of it or is posted, and the flow's next message meets the next receive: both have
+  // been counted. finish() throws PeerRefusal with the rank and the reason, and may succeed still where it is under
+  // way. False where the message is through, or was given up before. Does not wait.
+  // 1. The rank that gives it up closes the message's tags and tells the peer. A sender who does not know them, because
+  //    no receive was announced, does both when one is.
+  // 2. A rank that hears of it closes the tags too and answers: the sender once it has posted the message, for its word
+  //    has the number. Then neither remembers the message.
+  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
+
+  // cancel() for the message once its sender is known; until then the receive is removed from those that wait.
+  bool cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
+
+  // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
+  // decodes the frames of a receive as they arrive. The deadline begins with the wait; progress of other messages on
+  // the link does not extend it. Throws the ValueError of a send that could not be encoded, PeerRefusal if the sender's
+  // could not be or if the two sides mean different messages, and any other PeerError if a transfer failed or a frame
+  // is not the expected one (with both values).
+  void finish(P2pMessage& message);
+
+  // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
+  // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not
+  // announced stay behind, receives that get no message any more get error frames. Does not wait. Any number of times.
+  // 1. Each side tells the other, after all that it has announced.
+  // 2. Each answers the receives that it has heard of, and has no message for, with error frames. When a side has heard
+  //    that the other has withdrawn there will be no more of them, and both have counted as many messages.
+  void withdraw(int peer, uint32_t block, const std::string& why);
+
+  // The first cause of a withdrawal; empty where the block's messages are taken.
+  std::string withdrawn(int peer, uint32_t block);
+
+  // Withdraws, waits until the peer has and until nothing of the block is under way, then takes messages again. Both
+  // sides call it. `op` is the caller's own. Throws TransferError.
+  void resume(OpContext& op, int peer, uint32_t block);
+
+  // Waits, for at most `patience`, until peers have heard of the messages that were given up here.
+  void settle(std::chrono::milliseconds patience);
+
+  // Breaks the waits for receivers: the bulk lane has been given up. Any number of times.
+  void breakWaits();
+
+  // Ends the threads that hear announcements: the control lane has been cancelled.
+  void stop() { board_.stop(); }
+
+ private:
+  // (peer, flow, whether it sends)
+  using Key = std::tuple<int, MessageFlow, bool>;
+  // The messages under way of a key, and how many are about to be: a flow goes when there is neither.
+  struct Flow {
+    std::mutex in_order;  // posts one at a time: a flow's numbers are its order on the link
+    size_t posting = 0;
+    std::deque<std::shared_ptr<P2pMessage>> under_way;
+    // In a receiver: the last number given, and whether its sender is known to count the tag by itself.
+    uint32_t last = 0;
+    bool counted = false;
+    // In a sender: messages and announcements that wait for each other; one of the two is empty.
+    std::deque<std::shared_ptr<P2pSend>> unannounced;
+    std::deque<Announcement> announced;
+    std::mutex pairing;  // frames of one message at a time are handed over
+  };
+  // Pins a flow's map entry while a thread uses it; the last user erases it.
+  class FlowLock {
+   public:
+    FlowLock(P2p& p2p, const Key& key);
+    ~FlowLock();
+    FlowLock(const FlowLock&) = delete;
+    FlowLock& operator=(const FlowLock&) = delete;
+    Flow& flow() { return *flow_; }
+
+   private:
+    P2p& p2p_;
+    const Key key_;
+    Flow* flow_;
+  };
+  // A block of channels between this rank and a peer.
+  struct Block {
+    std::mutex announcing;  // of receives, one at a time
+    uint32_t period = 0;
+    bool closed = false, heard = false;  // this rank has withdrawn; so has the peer, and all is answered
+    std::string why;
+    std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
+    AnnouncementBoard::Delivery delivery;
+  };
+  class WithdrawalWait;
+  // Receives of a tag from any rank: those that wait, and the ranks that have a message, in the order of their offers.
+  struct AnySource {
+    struct Peer {
+      bool asked = false;                    // and the answer has not been made use of
+      uint32_t announced = 0;                // receives of the flow, since it was asked
+      std::optional<uint32_t> offered = {};  // the same number as the sender has it
+      AnnouncementBoard::Delivery question = {};
+    };
+    std::map<int, Peer> peers;
+    std::deque<int> offers;
+    std::deque<std::shared_ptr<AnyRecv>> waiting;
+  };
+  // A peer's question for a message.
+  struct Wanted {
+    uint32_t heard = 0;  // announcements of the flow since then
+    bool answered = false;
+    AnnouncementBoard::Delivery offer = {};
+  };
+
+  uint32_t nextTag(int peer);
+  void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
+  void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block);
+  void choose(const MessageFlow& name);
+  void heardAnySource(int peer, const AnySourceWord& word);
+  void offer(int peer, const MessageFlow& name);
+  void loseAny(const TransportError& why);
+  void pair(Flow& flow);
+  void noteGivenUp(P2pMessage& message, const Announcement& announcement);
+  void pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
+  void heard(int peer, Announcement announcement);
+  void heardWithdrawal(int peer, const Withdrawal& theirs);
+  bool close(Block& block, const std::string& why);
+  void tell(int peer, uint32_t number, Block& block);
+  void answered(int peer, uint32_t number, Block& block);
+  void refuseAll(int peer, uint32_t block);
+  void refuseRest(int peer, const MessageFlow& name);
+  std::vector<Key> keysOf(int peer, uint32_t block);
+  Block& blockOf(int peer, uint32_t number);
+  void expectTaken(const P2pMessage& message, const Block& block) const;
+  void lost(int peer, const TransportError& why);
+  void heardGivenUp(int peer, const MessageWord& word);
+  Announcement* announced(int peer, uint32_t first_tag);
+  std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
+  void leave(P2pMessage& message, bool closes, bool says);
+  void say(const P2pMessage& message);
+  void say(int peer, const MessageWord& word);
+  void forgetGivenUp(P2pMessage& message);
+  std::exception_ptr finishSend(P2pSend& message);
+  std::exception_ptr finishRecv(P2pRecv& message);
+  void adopt(P2pRecv& message, uint32_t number);
+  void takeDown(P2pRecv& message);
+  void forget(P2pMessage& done);
+  void close(const Key& key, Flow& flow);
+  static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
+
+  GroupContext& group_;
+  AnnouncementBoard board_;  // first: messages hold its buffers
+  std::mutex choosing_;      // of senders for receives from any rank; before a flow's in_order
+  std::mutex offering_;
+  std::mutex mutex_;                   // of all below
+  std::map<Key, Flow> flows_;          // an entry stays where it is
+  std::map<int, SenderNumbers> sent_;  // by peer
+  std::map<int, ReceiverNumbers> received_;
+  std::map<int, TransportError> lost_;  // peers that announce no more
+  std::map<std::pair<int, uint32_t>, Block> blocks_;
+  std::map<int, MessageTags> tags_;  // of messages that this rank receives
+  std::map<MessageFlow, AnySource> any_;
+  std::map<std::pair<int, MessageFlow>, Wanted> wanted_;
+  bool is_over_ = false;             // nobody gives a message up any more
+  std::condition_variable changed_;  // heard of a block, or lost_
+  std::mutex telling_;
+  std::list<AnnouncementBoard::Delivery> told_;  // words of messages that are given up, on their way
+};
+
+}  // namespace lowcomm

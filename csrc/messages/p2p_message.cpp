@@ -1,0 +1,361 @@
+#include "messages/p2p_message.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hashes.h"
+#include "transport/transport.h"
+
+namespace lowcomm {
+namespace {
+
+bool hasSucceeded(Transfer& transfer) {
+  try {
+    transfer.wait(std::chrono::milliseconds(0));
+  } catch (const TransportError&) {
+    return false;
+  }
+  return true;
+}
+
+bool haveSucceeded(const std::vector<std::unique_ptr<Transfer>>& transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const auto& one) { return hasSucceeded(*one); });
+}
+
+std::string titleOf(bool sends, const MessageKey& key) {
+  std::string title = (sends ? "send " : "recv ") + std::string(key.flow.channel() ? "of " : "with ") + key.flow.name();
+  for (const std::string& said : {key.edge, key.part})
+    if (!said.empty()) title += ", " + said;
+  return title;
+}
+
+// A list that is too long for an announcement is cut, and closed with the hash of all of it.
+std::string samplesText(const std::vector<SampleKey>& samples) {
+  constexpr size_t kListed = 2000;
+  std::string list;
+  for (const SampleKey& key : samples)
+    list += (list.empty() ? "" : ",") + std::to_string(key.sample) + "@" +
+            (key.version == kNotKept ? "-" : std::to_string(key.version));
+  if (list.size() <= kListed) return list;
+  return list.substr(0, kListed) + "... hash " + std::to_string(fnv1a(list));
+}
+
+uint32_t crcOfVersions(const std::vector<SampleKey>& samples) {
+  std::vector<uint32_t> versions;
+  for (const SampleKey& sample : samples)
+    versions.push_back(sample.version);
+  return crc32c(versions.data(), versions.size() * sizeof(uint32_t));
+}
+
+KeyValues describeMessage(const MessageKey& key, const MessagePlan& plan, const std::string& type_name,
+                          const std::string& type_elements) {
+  const MessageSummary summary = MessageSummary(plan).as(type_name, type_elements);
+  KeyValues description;
+  description.fields = {{"dtype", summary.dtype}, {"elements", summary.elements}};
+  if (key.flow.channel()) {  // before the codec, which follows from them
+    description.fields.emplace_back("samples", samplesText(key.samples));
+    description.fields.emplace_back("memory", key.memory);
+    if (!key.gradient.empty()) description.fields.emplace_back("gradient", key.gradient);
+  }
+  description.fields.emplace_back("codec", summary.codec);
+  return description;
+}
+
+}  // namespace
+
+MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes) {
+  return planP2p(Layout::single(elements, codec), dtype, chunk_bytes);
+}
+
+MessagePlan planP2p(const Layout& layout, DType dtype, size_t chunk_bytes) {
+  MessagePlan plan = planMessage(layout, dtype, chunk_bytes);
+  if (plan.frames.empty()) plan.frames.emplace_back();
+  return plan;
+}
+
+P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key, MessagePlan plan,
+                       const std::string& type_name, const std::string& type_elements)
+    : op(group, titleOf(sends, key), 0),
+      peer(peer),
+      key(std::move(key)),
+      plan(std::move(plan)),
+      sends(sends),
+      description_(describeMessage(this->key, this->plan, type_name, type_elements)),
+      description_hash_(fnv1a(description_.text())),
+      versions_crc_(crcOfVersions(this->key.samples)) {
+  if (group.transport.canCloseTags()) op.cancellation = std::make_shared<Cancellation>();
+}
+
+std::string P2pMessage::countedAs() const {
+  const std::string verb = sends ? "send" : "recv";
+  if (!key.flow.channel()) return verb;
+  return verb + " " + (key.edge.empty() ? key.flow.name() : key.edge);
+}
+
+FrameHeader P2pMessage::header(const Frame& frame) const {
+  FrameHeader header = plan.header(frame);
+  header.sequence = op.sequence;
+  header.epoch = op.group.epoch;
+  header.key_hash = description_hash_;
+  if (key.flow.channel()) {
+    header.channel = key.flow.number;
+    header.state_version = versions_crc_;
+  }
+  return header;
+}
+
+void P2pMessage::note(uint32_t expected_frames) const {
+  op.note([&](OpProgress::State& state) {
+    state.sequence = op.sequence;
+    state.description = {{"peer", std::to_string(peer)}, {"flow", key.flow.name()}};
+    state.description.insert(state.description.end(), description_.fields.begin(), description_.fields.end());
+    state.frames.resize(op.group.size());
+    state.frames[peer].expected = expected_frames;
+    state.start();
+  });
+}
+
+// The wait for an announcement, as a transfer: OpContext::wait counts it and puts its failure into words.
+class P2pSend::AnnouncementWait : public Transfer {
+ public:
+  explicit AnnouncementWait(P2pSend& message) : message_(message) {}
+
+  void wait(std::chrono::milliseconds deadline) override {
+    std::unique_lock<std::mutex> lock(message_.mutex_);
+    const auto known = [&] { return message_.announced_ || message_.refused_ || message_.left_ || message_.lost_; };
+    if (!message_.changed_.wait_for(lock, deadline, known)) {
+      throw TransportError(TransportError::Kind::timed_out, message_.peer,
+                           "timed out waiting " + std::to_string(deadline.count()) + " ms for it to be posted");
+    }
+    if (!message_.announced_ && !message_.refused_ && !message_.left_) throw *message_.lost_;
+  }
+
+ private:
+  P2pSend& message_;
+};
+
+P2pSend::P2pSend(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,
+                 const std::string& type_elements)
+    : P2pMessage(group, true, peer, std::move(key), std::move(plan), type_name, type_elements) {
+  op.counters.raw_bytes = this->plan.rawBytes();
+}
+
+void P2pSend::encode(Source& source) {
+  for (size_t k = 0; k < plan.frames.size(); ++k) {
+    const size_t room = kFrameHeaderBytes + std::max<size_t>(plan.frames[k].payload_bytes, kMaxErrorText);
+    Outgoing frame{op.group.frames.take(room), 0};
+    frame.bytes = encodeFrame(source, k, frame.buffer.get());
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refused_ || left_) return;  // error frames have gone in place of all, or nothing goes
+    op.counters.wire_bytes += frame.bytes;
+    frames_.push_back(std::move(frame));
+    if (announced_) sendReady();
+  }
+}
+
+// Returns the frame's bytes: those of an error frame from the first that cannot be encoded on.
+size_t P2pSend::encodeFrame(Source& source, size_t k, std::byte* frame) {
+  Stopwatch watch(op, Doing::encode);
+  const FrameHeader now = header(plan.frames[k]);
+  try {
+    // A device makes the next frame while the host waits for this one.
+    for (; !own_error_ && started_ < std::min(plan.frames.size(), k + 2); ++started_)
+      source.start(started_);
+    if (!own_error_) source.encode(k, {frame + kFrameHeaderBytes, now.payload_bytes});
+  } catch (const ValueError& mistake) {
+    own_error_ = std::current_exception();
+    reason_ = op.refusal(mistake);
+    op.counters.raw_bytes = 0;  // nothing is delivered
+    op.note([&](OpProgress::State& state) { state.end(reason_); });
+  }
+  if (own_error_) return sealText(frame, op.header(FrameKind::error), reason_);
+  const size_t bytes = kFrameHeaderBytes + now.payload_bytes;
+  sealFrame({frame, bytes}, now);
+  return bytes;
+}
+
+void P2pSend::announced(const Announcement& theirs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  heard_bytes_ = theirs.bytes;
+  announced_ = true;
+  try {
+    expectSameFields(description_, op.group.rank(), theirs.description, peer);
+    if (theirs.frames != plan.frames.size()) {
+      throw WireError("frames: expected " + std::to_string(plan.frames.size()) + ", got " +
+                      std::to_string(theirs.frames));
+    }
+    sendReady();
+  } catch (const WireError& difference) {
+    const std::string why = std::string("ranks issued different messages: ") + difference.what();
+    refused_ = op.refusedBecause(peer, why);
+    sendErrors(theirs.frames, op.group.rankName(op.group.rank()) + ": " + why);
+  }
+  changed_.notify_all();
+}
+
+// With the lock, once the message is expected: hands over what is encoded.
+void P2pSend::sendReady() {
+  for (size_t k = transfers_.size(); k < frames_.size() && !lost_; ++k)
+    start(k, {frames_[k].buffer.get(), frames_[k].bytes});
+}
+
+// With the lock: what was encoded stays behind.
+void P2pSend::sendErrors(uint32_t frames, const std::string& reason) {
+  frames_.clear();
+  Outgoing error{op.group.frames.take(kFrameHeaderBytes + kMaxErrorText), 0};
+  error.bytes = sealText(error.buffer.get(), op.header(FrameKind::error), beginningOf(reason, kMaxErrorText));
+  for (uint32_t k = 0; k < frames && !lost_; ++k)
+    start(k, {error.buffer.get(), error.bytes});
+  frames_.push_back(std::move(error));
+}
+
+void P2pSend::start(size_t k, std::span<const std::byte> frame) {
+  try {
+    const auto held = op.cancellation ? op.cancellation->hold(peer) : std::unique_lock<std::mutex>();
+    transfers_.push_back(op.group.transport.isend(Lane::bulk, peer, transportTag(k), frame));
+  } catch (const TransportError& error) {
+    lost_ = error;
+  }
+}
+
+void P2pSend::withdraw(const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  refused_ = op.refusedBecause(peer, why);
+  frames_.clear();
+  op.note([&](OpProgress::State& state) { state.end(why); });
+  changed_.notify_all();
+}
+
+void P2pSend::refuse(const Announcement& theirs, const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  announced_ = true;
+  refused_ = op.refusedBecause(peer, why);
+  sendErrors(theirs.frames, op.group.rankName(op.group.rank()) + ": " + why);
+}
+
+void P2pSend::drop(OpContext& resuming) {
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    transfers.swap(transfers_);
+  }
+  for (const auto& transfer : transfers)
+    resuming.wait(*transfer, peer, "sending what is left of a message");
+  op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
+}
+
+bool P2pSend::isThrough() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t frames = refused_ ? transfers_.size() : plan.frames.size();
+  return announced_ && transfers_.size() == frames && haveSucceeded(transfers_);
+}
+
+void P2pSend::leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_ = true;
+  changed_.notify_all();
+}
+
+std::exception_ptr P2pSend::error() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return own_error_ ? own_error_ : refused_;
+}
+
+void P2pSend::release() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  transfers_.clear();
+  frames_.clear();
+}
+
+void P2pSend::lose(const TransportError& error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!lost_) lost_ = error;
+  changed_.notify_all();
+}
+
+void P2pSend::wait() {
+  AnnouncementWait announced(*this);
+  op.wait(announced, peer, "waiting for the receive of it");
+  std::optional<TransportError> lost;
+  bool left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left = left_;
+    op.counters.received_bytes += heard_bytes_;
+    lost = lost_;
+  }
+  if (left) {
+    // The thread that cancels the message is about to close its tags: until then the transport may read its frames.
+    const auto cause = op.cancellation->settled(std::chrono::milliseconds(op.group.timeout_ms.load()));
+    std::rethrow_exception(op.givenUp(*cause));
+  }
+  if (lost) op.fail(peer, *lost, "starting a transfer");
+  for (size_t k = 0; k < transfers_.size(); ++k)
+    op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
+  release();
+}
+
+P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,
+                 const std::string& type_elements)
+    : P2pMessage(group, false, peer, std::move(key), std::move(plan), type_name, type_elements) {}
+
+void P2pRecv::post(AnnouncementBoard& board) {
+  GroupContext& group = op.group;
+  const size_t frames = plan.frames.size();
+  // All of one size, the last one too: a frame that comes twice is then told as such, and does not end the process.
+  size_t payload = kMaxErrorText;
+  for (const Frame& frame : plan.frames)
+    payload = std::max<size_t>(payload, frame.payload_bytes);
+  for (size_t k = 0; k < frames; ++k) {
+    frames_.push_back(group.frames.take(kFrameHeaderBytes + payload));
+    transfers_.push_back(group.transport.irecv(Lane::bulk, peer, transportTag(k), BufferPool::span(frames_[k])));
+  }
+  announcement_ = board.tell(peer, {key.flow, static_cast<uint32_t>(frames), first_tag_, description_}, op.sequence);
+  op.counters.wire_bytes += announcement_.bytes;
+}
+
+std::optional<FrameHeader> P2pRecv::firstHeader() const {
+  if (frames_.empty()) return std::nullopt;
+  try {
+    return openFrame(BufferPool::span(frames_[0]));
+  } catch (const WireError&) {
+    return std::nullopt;
+  }
+}
+
+std::exception_ptr P2pRecv::error() const {
+  if (!refused_) return nullptr;
+  try {
+    op.refused(peer, *refused_);
+  } catch (const PeerRefusal&) {
+    return std::current_exception();
+  }
+}
+
+void P2pRecv::drop(OpContext& resuming) {
+  for (const auto& transfer : transfers_)
+    resuming.wait(*transfer, peer, "waiting for a frame that is not taken");
+  resuming.wait(*announcement_.transfer, peer, "announcing a receive");
+  announcement_ = {};
+  release();
+  op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
+}
+
+bool P2pRecv::isThrough() {
+  return haveSucceeded(transfers_) && hasSucceeded(*announcement_.transfer);
+}
+
+bool P2pRecv::hasFirst() {
+  return hasSucceeded(*transfers_.front());
+}
+
+// Its announcement may still be on its way.
+void P2pRecv::release() {
+  sink_.reset();
+  transfers_.clear();
+  frames_.clear();
+}
+
+}  // namespace lowcomm

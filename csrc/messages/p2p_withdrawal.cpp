@@ -1,0 +1,200 @@
+// Withdrawals from blocks of channels (P2p::withdraw says how).
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "messages/p2p.h"
+#include "transport/transport.h"
+
+namespace lowcomm {
+
+// The wait for the peer's withdrawal, as a transfer: OpContext::wait counts it and puts its failure into words.
+class P2p::WithdrawalWait : public Transfer {
+ public:
+  WithdrawalWait(P2p& p2p, int peer, const Block& block) : p2p_(p2p), peer_(peer), block_(block) {}
+
+  void wait(std::chrono::milliseconds deadline) override {
+    std::unique_lock<std::mutex> lock(p2p_.mutex_);
+    const auto over = [&] { return block_.heard || p2p_.lost_.contains(peer_); };
+    if (!p2p_.changed_.wait_for(lock, deadline, over)) {
+      throw TransportError(TransportError::Kind::timed_out, peer_,
+                           "timed out waiting " + std::to_string(deadline.count()) + " ms for its withdrawal");
+    }
+    if (!block_.heard) throw p2p_.lost_.at(peer_);
+  }
+
+ private:
+  P2p& p2p_;
+  const int peer_;
+  const Block& block_;
+};
+
+void P2p::withdraw(int peer, uint32_t number, const std::string& why) {
+  board_.listen(peer);
+  Block& block = blockOf(peer, number);
+  if (!close(block, beginningOf(why, kMaxErrorText))) return;
+  tell(peer, number, block);
+  refuseAll(peer, number);
+}
+
+std::string P2p::withdrawn(int peer, uint32_t block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = blocks_.find({peer, block});
+  return known == blocks_.end() ? "" : known->second.why;
+}
+
+// Once a period: the first cause counts. False where the block was closed before.
+bool P2p::close(Block& block, const std::string& why) {
+  std::lock_guard<std::mutex> announcing(
+      block.announcing);  // a receive that was taken is announced before this is told
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (block.closed) return false;
+  block.closed = true;
+  block.why = why;
+  return true;
+}
+
+void P2p::tell(int peer, uint32_t number, Block& block) {
+  block.delivery = board_.tell(peer, Withdrawal{number, block.period, block.why});
+}
+
+void P2p::refuseAll(int peer, uint32_t block) {
+  for (const Key& key : keysOf(peer, block))
+    if (std::get<2>(key)) refuseRest(peer, std::get<1>(key));
+}
+
+// Heard in order with announcements: when this returns, all of the peer's in its period have been answered.
+void P2p::heardWithdrawal(int peer, const Withdrawal& theirs) {
+  Block& block = blockOf(peer, theirs.block);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const bool next = block.closed && block.heard && !block.next && theirs.period == block.period + 1;
+    if (next) {
+      block.next = theirs.why;
+      return;
+    }
+    if (block.heard || theirs.period != block.period) {
+      throw WireError("withdrawal of block " + std::to_string(theirs.block) + ": expected period " +
+                      std::to_string(block.period + (block.heard ? 1 : 0)) + ", got " + std::to_string(theirs.period));
+    }
+  }
+  if (close(block, theirs.why)) tell(peer, theirs.block, block);
+  answered(peer, theirs.block, block);
+}
+
+// The peer will announce nothing more of this period: once all that it has announced is answered, what comes is of the
+// next one.
+void P2p::answered(int peer, uint32_t number, Block& block) {
+  refuseAll(peer, number);
+  std::lock_guard<std::mutex> lock(mutex_);
+  block.heard = true;
+  changed_.notify_all();
+}
+
+// For a withdrawn flow: sends that wait for a receive stay queued; receives that wait for a send are refused after the
+// frames of earlier messages.
+void P2p::refuseRest(int peer, const MessageFlow& name) {
+  FlowLock posting(*this, {peer, name, true});
+  Flow& flow = posting.flow();
+  std::lock_guard<std::mutex> in_order(flow.in_order), pairing(flow.pairing);
+  std::deque<std::shared_ptr<P2pSend>> behind;
+  std::deque<Announcement> unanswered;
+  std::vector<std::shared_ptr<P2pSend>> answers;
+  std::string why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Block& block = blocks_[{peer, name.block()}];
+    if (!block.closed || block.heard) return;  // all have been answered: what there is belongs to the next period
+    why = "the messages of its block were withdrawn: " + block.why;
+    behind.swap(flow.unannounced);
+    unanswered.swap(flow.announced);
+    sent_[peer].giveBack(name, static_cast<uint32_t>(behind.size()));
+    for (size_t i = 0; i < unanswered.size(); ++i) {
+      answers.push_back(std::make_shared<P2pSend>(group_, peer, MessageKey{name},
+                                                  planP2p(0, CodecSpec{}, DType::float32, group_.chunk_bytes)));
+      answers[i]->op.sequence = sent_[peer].next(name);
+      answers[i]->first_tag_ = unanswered[i].first_tag;
+      addUnderWay(flow, answers[i]);
+    }
+  }
+  for (const auto& message : behind)
+    message->withdraw(why);
+  for (size_t i = 0; i < answers.size(); ++i)
+    answers[i]->refuse(unanswered[i], why);
+}
+
+void P2p::resume(OpContext& op, int peer, uint32_t number) {
+  withdraw(peer, number, "its messages begin anew");
+  Block& block = blockOf(peer, number);
+  op.conversing = true;
+  WithdrawalWait heard(*this, peer, block);
+  op.wait(heard, peer, "waiting for its withdrawal");
+  op.wait(*block.delivery.transfer, peer, "withdrawing");
+  // Messages that no thread waits for; those that are being finished are removed by their threads.
+  std::vector<std::shared_ptr<P2pMessage>> left;
+  const std::vector<Key> keys = keysOf(peer, number);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Key& key : keys) {
+      const auto flow = flows_.find(key);
+      if (flow == flows_.end()) continue;
+      for (const auto& message : flow->second.under_way) {
+        if (message->finishing_) continue;
+        message->dropped_ = true;
+        left.push_back(message);
+      }
+    }
+  }
+  for (const auto& message : left)
+    message->drop(op);
+  std::optional<std::string> next;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Key& key : keys) {
+      const auto flow = flows_.find(key);
+      if (flow == flows_.end()) continue;
+      std::erase_if(flow->second.under_way,
+                    [&](const auto& message) { return std::find(left.begin(), left.end(), message) != left.end(); });
+      close(key, flow->second);
+    }
+    block.delivery = {};
+    block.closed = block.heard = false;
+    block.why.clear();
+    ++block.period;
+    next = std::exchange(block.next, std::nullopt);
+  }
+  op.conversing = false;
+  if (!next) return;
+  close(block, *next);
+  answered(peer, number, block);
+  tell(peer, number, block);  // last: the peer may then announce what is of the period after
+}
+
+std::vector<P2p::Key> P2p::keysOf(int peer, uint32_t block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Key> keys;
+  for (const auto& [key, flow] : flows_) {
+    const auto& [other, name, sends] = key;
+    if (other == peer && name.channel() && name.block() == block) keys.push_back(key);
+  }
+  return keys;
+}
+
+P2p::Block& P2p::blockOf(int peer, uint32_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return blocks_[{peer, number}];
+}
+
+// With the lock.
+void P2p::expectTaken(const P2pMessage& message, const Block& block) const {
+  if (!block.closed) return;
+  std::rethrow_exception(
+      message.op.refusedBecause(message.peer, "the messages of its block were withdrawn: " + block.why));
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,377 @@
+#include <array>
+#include <cmath>
+#include <mutex>
+
+#include "base/error.h"
+#include "collective/context.h"
+#include "diloco/diloco_options.h"
+#include "diloco_ranks.h"
+
+namespace lowcomm {
+namespace {
+
+using test::coded;
+using test::kShapes;
+using test::onRanks;
+using test::options;
+using test::Ranks;
+using test::Trainee;
+
+// The state with which each rank ends one run.
+struct TrainingResult {
+  std::vector<std::vector<at::Tensor>> outer, parameters;
+  std::vector<OuterReport> reports;
+};
+
+TrainingResult run(int size, const DiLoCoXOptions& o, int64_t steps, bool finish = false) {
+  Ranks ranks(size);
+  TrainingResult trained{std::vector<std::vector<at::Tensor>>(size), std::vector<std::vector<at::Tensor>>(size),
+                         std::vector<OuterReport>(size)};
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, steps);
+    if (finish) trainee.loop->finish();
+    trained.outer[rank] = trainee.outer();
+    for (const auto& p : trainee.parameters)
+      trained.parameters[rank].push_back(p.tensor.clone());
+    trained.reports[rank] = trainee.loop->report();
+  });
+  return trained;
+}
+
+void expectEqual(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(at::equal(a[i], b[i])) << "tensor " << i;
+}
+
+TEST(DiLoCoX, RanksEndWithTheSameBits) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
+    for (const std::string codec : {"none", "sym4:bucket=64", "gauss2", "qsgd4:bucket=128"}) {
+      for (int64_t rank : {0, 3}) {
+        if (codec == "none" && rank > 0) continue;
+        DiLoCoXOptions o = options(3, mode);
+        if (codec != "none") o = coded(o, codec, rank);
+        o.check_every = 2;
+        o.sync_warmup = 1;
+        const TrainingResult ended = run(3, o, 14, /*finish=*/true);
+        for (int r = 0; r < 3; ++r) {
+          expectEqual(ended.outer[r], ended.outer[0]);
+          expectEqual(ended.parameters[r], ended.outer[0]);
+        }
+      }
+    }
+  }
+}
+
+// One inner step an outer step, γ = 1 and no momentum: the outer loop is data parallel SGD.
+TEST(DiLoCoX, OfOneStepIsDataParallelSgd) {
+  constexpr int kRanks = 2, kSteps = 12;
+  DiLoCoXOptions o = options(1, OuterMode::sync);
+  o.lr = 1;
+  o.momentum = 0;
+  const TrainingResult ended = run(kRanks, o, kSteps);
+  std::vector<Trainee> replicas;
+  for (int rank = 0; rank < kRanks; ++rank)
+    replicas.emplace_back(rank, kShapes);
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      const at::Tensor mean = (replicas[0].gradient(i, step) + replicas[1].gradient(i, step)) / 2;
+      for (Trainee& replica : replicas)
+        replica.parameters[i].tensor.sub_(mean * 0.1);
+    }
+  }
+  for (size_t i = 0; i < kShapes.size(); ++i)
+    EXPECT_LE((ended.parameters[1][i] - replicas[0].parameters[i].tensor).abs().max().item<float>(), 1e-6);
+}
+
+// The definition of every mode, in fp64 and in the paper's words, next to the loop's fused passes.
+TEST(DiLoCoX, ModesAreWhatTheyAreDefinedAs) {
+  constexpr int kRanks = 2, kEvery = 4, kSteps = 4 * 5 + 1;
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
+    const DiLoCoXOptions o = options(kEvery, mode);
+    const TrainingResult ended = run(kRanks, o, kSteps);
+    std::vector<Trainee> replicas;
+    for (int rank = 0; rank < kRanks; ++rank)
+      replicas.emplace_back(rank, kShapes);
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      at::Tensor outer = replicas[0].parameters[i].tensor.to(at::kDouble), u = at::zeros_like(outer);
+      std::array<at::Tensor, kRanks> start = {outer, outer}, before, own = {u, u};
+      at::Tensor average;  // Δ of the outer step before
+      for (int step = 0; step < kSteps; ++step) {
+        for (Trainee& replica : replicas)
+          replica.parameters[i].tensor.sub_(replica.gradient(i, step) * 0.1);
+        if ((step + 1) % kEvery != 0) continue;
+        std::array<at::Tensor, kRanks> delta;
+        for (int r = 0; r < kRanks; ++r)
+          delta[r] = start[r] - replicas[r].parameters[i].tensor.to(at::kDouble);
+        const at::Tensor mean = (delta[0] + delta[1]) / kRanks;
+        const auto sgd = [&](at::Tensor& momentum, const at::Tensor& g) {
+          momentum = o.momentum * momentum + g;
+          return o.lr * (g + o.momentum * momentum);
+        };
+        if (mode == OuterMode::sync) {
+          outer = outer - sgd(u, mean);
+        } else if (average.defined()) {
+          outer = outer - sgd(u, average);
+        }
+        for (int r = 0; r < kRanks; ++r) {
+          if (mode == OuterMode::proceed) {
+            start[r] = outer - delta[r];
+          } else if (mode == OuterMode::eager) {
+            at::Tensor g = delta[r] / kRanks;
+            if (average.defined()) g = g + average - before[r] / kRanks;
+            start[r] = start[r] - sgd(own[r], g);
+          } else if (mode == OuterMode::sync || average.defined()) {
+            start[r] = outer;
+          } else {
+            start[r] = start[r] - delta[r];  // restart's first: nothing to restart from yet
+          }
+          replicas[r].parameters[i].tensor.copy_(start[r]);
+        }
+        before = delta;
+        average = mean;
+      }
+      for (int r = 0; r < kRanks; ++r) {
+        EXPECT_LE((ended.parameters[r][i] - replicas[r].parameters[i].tensor).abs().max().item<float>(), 2e-5)
+            << outerModeName(mode) << " tensor " << i;
+      }
+      EXPECT_LE((ended.outer[0][i].to(at::kDouble) - outer).abs().max().item<double>(), 2e-5) << outerModeName(mode);
+    }
+  }
+}
+
+TEST(DiLoCoX, ResumesWithTheSameBits) {
+  for (int64_t delay : {0, 2}) {
+    for (int64_t at : {7, 9, 12}) {
+      DiLoCoXOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
+      o.fragments = 2;
+      o.delay = delay;
+      o.adapt_rank = true;
+      o.window = 2;
+      const TrainingResult whole = run(2, o, 23);
+      Ranks ranks(2);
+      std::vector<TensorMap> states(2);
+      std::vector<std::vector<at::Tensor>> models(2);
+      onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+        Trainee trainee(rank, kShapes);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+        trainee.train(0, at);
+        states[rank] = trainee.loop->state();
+        for (const auto& p : trainee.parameters)
+          models[rank].push_back(p.tensor.clone());
+      });
+      Ranks again(2);
+      TrainingResult resumed{std::vector<std::vector<at::Tensor>>(2), std::vector<std::vector<at::Tensor>>(2), {}};
+      onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+        Trainee trainee(rank, kShapes);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+        trainee.loop->load(states[rank]);
+        for (size_t i = 0; i < kShapes.size(); ++i)
+          trainee.parameters[i].tensor.copy_(models[rank][i]);
+        trainee.train(at, 23);
+        resumed.outer[rank] = trainee.outer();
+        for (const auto& p : trainee.parameters)
+          resumed.parameters[rank].push_back(p.tensor);
+      });
+      for (int rank = 0; rank < 2; ++rank) {
+        expectEqual(resumed.outer[rank], whole.outer[rank]);
+        expectEqual(resumed.parameters[rank], whole.parameters[rank]);
+      }
+    }
+  }
+}
+
+// The loss on the way is in the residuals: Σ sent + e = Σ δ, over all ranks, in a run of averages alone.
+TEST(DiLoCoX, LosesNothing) {
+  constexpr int kRanks = 2;
+  for (int64_t rank : {0, 3}) {
+    DiLoCoXOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", rank);
+    o.lr = 1;
+    o.momentum = 0;  // θ̄ falls by what was sent
+    Ranks ranks(kRanks);
+    std::vector<std::vector<at::Tensor>> moved(kRanks), residuals(kRanks), outer(kRanks);
+    onRanks(ranks, [&](int r, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(r, kShapes);
+      trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+      for (const auto& p : trainee.parameters)
+        moved[r].push_back(at::zeros_like(p.tensor, at::kDouble));
+      for (int64_t step = 0; step < 12; ++step) {
+        std::vector<at::Tensor> before;
+        for (const auto& p : trainee.parameters)
+          before.push_back(p.tensor.clone());
+        trainee.inner(step);
+        for (size_t i = 0; i < before.size(); ++i)
+          moved[r][i].add_((before[i] - trainee.parameters[i].tensor).to(at::kDouble));
+        trainee.loop->step();
+      }
+      outer[r] = trainee.outer();
+      TensorMap state = trainee.loop->state();
+      for (const auto& p : trainee.parameters)
+        residuals[r].push_back(state.at("own." + p.name + ".residual"));
+    });
+    const Trainee first(0, kShapes);
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      const at::Tensor sent = (first.parameters[i].tensor - outer[0][i]).to(at::kDouble) * kRanks;
+      const at::Tensor owed = moved[0][i] + moved[1][i] - residuals[0][i] - residuals[1][i];
+      EXPECT_LE((sent - owed).abs().max().item<double>(), 1e-5) << "rank " << rank << " tensor " << i;
+      EXPECT_GT(residuals[0][i].abs().max().item<float>(), 0);
+    }
+  }
+}
+
+// θ̄ keeps what bf16 cannot hold: what rounding it to the parameters' dtype changes is no training.
+TEST(DiLoCoX, RoundingOfTheParametersIsNoTraining) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
+    Ranks ranks(2);
+    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(rank, {{40, 30}});
+      at::Tensor& x = trainee.parameters[0].tensor;
+      x = x.to(at::kBFloat16);
+      DiLoCoXOptions o = options(1, mode);
+      o.lr = 0.3;
+      o.momentum = 0;
+      trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+      x.add_(0.01);  // one inner step, then none that moves anything
+      for (int step = 0; step < 4; ++step)
+        trainee.loop->step();
+      const at::Tensor settled = trainee.outer()[0];
+      for (int step = 0; step < 6; ++step)
+        trainee.loop->step();
+      if (mode != OuterMode::proceed) {  // which goes on sending what it has trained and not averaged yet
+        EXPECT_TRUE(at::equal(trainee.outer()[0], settled)) << outerModeName(mode);
+      }
+      EXPECT_GT((settled - settled.to(at::kBFloat16).to(at::kFloat)).abs().max().item<float>(), 0);
+    });
+  }
+}
+
+// Own outer steps that begin after synchronous ones begin with the momentum that these have left: alone, a rank's own
+// chain is the group's, one outer step ahead.
+TEST(DiLoCoX, EagerAfterTheWarmUpHasItsMomentum) {
+  DiLoCoXOptions o = options(2, OuterMode::eager);
+  o.sync_warmup = 3;
+  Ranks ranks(1);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, 14);
+    const at::Tensor own = trainee.parameters[0].tensor.clone();
+    trainee.loop->step();  // no training: the next pseudo-gradients are 0
+    trainee.loop->step();
+    EXPECT_LE((trainee.outer()[0] - own).abs().max().item<float>(), 1e-5);
+  });
+}
+
+TEST(DiLoCoX, BuffersAreAveraged) {
+  Ranks ranks(2);
+  std::vector<at::Tensor> buffers = {at::ones({5}), at::ones({5})};
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, options(2, OuterMode::sync), nullptr,
+                                             std::vector<OuterParameter>{{"mean", buffers[rank]}});
+    buffers[rank].add_(rank + 1);
+    trainee.train(0, 2);
+  });
+  for (const at::Tensor& buffer : buffers)
+    EXPECT_TRUE(at::equal(buffer, at::full({5}, 2.5)));
+
+  std::vector<std::string> errors(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    const at::Tensor unlike = at::full({5}, static_cast<float>(rank));
+    try {
+      DiLoCoX(trainee.parameters, queue, options(2, OuterMode::sync), nullptr, {{"mean", unlike}});
+    } catch (const PeerRefusal& error) {
+      errors[rank] = error.what();
+    }
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("broadcast) differs"), std::string::npos) << error;
+}
+
+// The others have the average and apply it: so does the rank whose rule fails, before it says so.
+TEST(DiLoCoX, AFailingRuleLeavesEqualOuterParameters) {
+  Ranks ranks(2);
+  std::vector<std::vector<at::Tensor>> outer(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    DiLoCoXOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", 3);
+    o.adapt_rank = true;
+    o.rank_rule = [rank](const std::vector<double>& effective) {
+      return rank == 1 && effective.size() == 2 ? 99.0 : 3.0;
+    };
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, 3);
+    if (rank == 1) {
+      trainee.inner(3);
+      EXPECT_THROW(trainee.loop->step(), ValueError);
+    } else {
+      trainee.train(3, 4);
+    }
+    trainee.train(4, 8);
+    outer[rank] = trainee.outer();
+  });
+  expectEqual(outer[1], outer[0]);
+}
+
+TEST(DiLoCoX, FragmentsTakeTurns) {
+  DiLoCoXOptions o = options(8, OuterMode::restart);
+  o.fragments = 4;
+  o.delay = 3;
+  o.alpha = 0.5;
+  const TrainingResult ended = run(2, o, 8 * 2 + 3);
+  EXPECT_EQ(ended.reports[0].outer_steps, 4 * 2 + 1);
+  expectEqual(ended.outer[0], ended.outer[1]);
+}
+
+TEST(DiLoCoX, RankAndIntervalFollowTheAverages) {
+  DiLoCoXOptions o = coded(options(10, OuterMode::sync), "sym8:bucket=64", 8);
+  o.adapt_rank = o.adapt_sync_every = true;
+  o.adapt_to = AdaptTo::average;
+  o.min_sync_every = 2;
+  o.window = 2;
+  const TrainingResult ended = run(2, o, 60);
+  EXPECT_LT(ended.reports[0].rank, 8);
+  EXPECT_LT(ended.reports[0].sync_every, 10);
+  EXPECT_EQ(ended.reports[0].sync_every, std::max<int64_t>(2, std::llround(10 * ended.reports[0].rank / 8)));
+  EXPECT_EQ(ended.reports[0].rank, ended.reports[1].rank);
+
+  o.rank_rule = [](const std::vector<double>& effective) { return 8.0 - static_cast<double>(effective.size() > 1); };
+  o.sync_rule = [](double rank) { return static_cast<int64_t>(rank) - 2; };
+  const TrainingResult ruled = run(2, o, 30);
+  EXPECT_EQ(ruled.reports[0].rank, 7);
+  EXPECT_EQ(ruled.reports[0].sync_every, 5);
+}
+
+TEST(DiLoCoX, ManyRanksManyDtypes) {
+  Ranks ranks(3);
+  std::vector<std::vector<at::Tensor>> outer(3);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kShapes);
+    trainee.parameters[0].tensor = trainee.parameters[0].tensor.to(at::kBFloat16);
+    trainee.parameters[1].tensor = trainee.parameters[1].tensor.to(at::kHalf);
+    trainee.parameters[2].tensor = trainee.parameters[2].tensor.transpose(0, 2);  // not contiguous
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue,
+                                             coded(options(2, OuterMode::proceed), "sym4:bucket=64", 2));
+    for (int64_t step = 0; step < 9; ++step) {
+      for (size_t i = 0; i < trainee.parameters.size(); ++i) {
+        at::Tensor& x = trainee.parameters[i].tensor;
+        x.sub_((Trainee::noise(x.sizes(), step * 10 + i + 100 * rank) * 0.1).to(x.scalar_type()));
+      }
+      trainee.loop->step();
+    }
+    trainee.loop->finish();
+    outer[rank] = trainee.outer();
+    for (size_t i = 0; i < outer[rank].size(); ++i) {
+      const at::Tensor& x = trainee.parameters[i].tensor;
+      EXPECT_TRUE(at::equal(x, outer[rank][i].to(x.scalar_type())));
+    }
+  });
+  expectEqual(outer[1], outer[0]);
+  expectEqual(outer[2], outer[0]);
+}
+
+}  // namespace
+}  // namespace lowcomm
