@@ -14,8 +14,8 @@
 #include "backend/work.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "pipeline/boundary_channel.h"
 #include "pipeline/buffered_store.h"
-#include "pipeline/channel.h"
 #include "pipeline/file_store.h"
 #include "tensor/errors.h"
 #include "tensor/wire_type.h"
@@ -31,7 +31,7 @@ using release = py::call_guard<py::gil_scoped_release>;
 
 constexpr size_t kBytesWaiting = size_t{64} << 20;  // to be written to one file
 
-void expectType(const Channel& channel, const at::Tensor& tensor) {
+void expectType(const BoundaryChannel& channel, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(wireType(tensor.scalar_type()) == channel.dtype(), "lowcomm: a channel's tensor: expected ",
                    dtypeName(channel.dtype()), ", got ", tensor.scalar_type());
 }
@@ -49,7 +49,7 @@ struct BoundMessage {
 };
 
 // A message of a channel as a Work of the channel's group.
-WorkPtr workOf(LowcommBackend& group, const Channel& channel, c10d::OpType type,
+WorkPtr workOf(LowcommBackend& group, const BoundaryChannel& channel, c10d::OpType type,
                std::shared_ptr<ChannelMessage> message, const at::Tensor& tensor) {
   const std::string name = message->name();
   const auto finish = [message = std::move(message)]() -> std::exception_ptr {
@@ -197,7 +197,7 @@ void bindPipeline(py::module_& m) {
                              [](const ChannelBlock& block) { return translated([&] { return block.withdrawn(); }); })
       .def("resume", [](ChannelBlock& block) { translated([&] { block.resume(); }); }, release());
 
-  py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
+  py::class_<BoundaryChannel, std::shared_ptr<BoundaryChannel>>(m, "BoundaryChannel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
                        const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory,
                        const std::string& edge, const std::string& part, const std::optional<std::string>& overflow,
@@ -210,8 +210,8 @@ void bindPipeline(py::module_& m) {
                                       part,
                                       gradient};
                if (overflow) options.codecs.overflow = specOf(*overflow, channels, units[2]);
-               return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
-                                                std::move(memory));
+               return std::make_shared<BoundaryChannel>(std::make_shared<BackendQueue>(group), peer, number,
+                                                        std::move(options), std::move(memory));
              });
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
@@ -219,7 +219,7 @@ void bindPipeline(py::module_& m) {
            py::arg("overflow") = py::none(), py::arg("gradient") = "", py::arg("units") = std::array<uint64_t, 3>{})
       .def(
           "send",
-          [](Channel& channel, const at::Tensor& tensor, Samples samples) {
+          [](BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
             expectHost(tensor);
             expectType(channel, tensor);
             const WireElements elements(tensor);
@@ -230,7 +230,7 @@ void bindPipeline(py::module_& m) {
           py::arg("tensor"), py::arg("samples"), release())
       .def(
           "recv",
-          [](Channel& channel, const at::Tensor& tensor, Samples samples) {
+          [](BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
             expectHost(tensor);
             expectType(channel, tensor);
             const WireElements elements(tensor);
@@ -240,10 +240,10 @@ void bindPipeline(py::module_& m) {
           },
           py::arg("tensor"), py::arg("samples"), release());
 
-  // As Channel.send and recv, with a Work in place of the message; `channel` is of this group.
+  // As BoundaryChannel.send and recv, with a Work in place of the message; `channel` is of this group.
   const py::object backend = m.attr("LowcommBackend");
   backend.attr("send_message") = py::cpp_function(
-      [](LowcommBackend& group, Channel& channel, const at::Tensor& tensor, Samples samples) {
+      [](LowcommBackend& group, BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
         expectHost(tensor);
         expectType(channel, tensor);
         const WireElements elements(tensor);
@@ -255,7 +255,7 @@ void bindPipeline(py::module_& m) {
       py::name("send_message"), py::is_method(backend), py::arg("channel"), py::arg("tensor"), py::arg("samples"),
       release());
   backend.attr("recv_message") = py::cpp_function(
-      [](LowcommBackend& group, Channel& channel, const at::Tensor& tensor, Samples samples) {
+      [](LowcommBackend& group, BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
         expectHost(tensor);
         expectType(channel, tensor);
         const WireElements elements(tensor);

@@ -7,7 +7,7 @@
 //
 // The stages talk over the in-memory transport. Over a network an Engine takes any other Transport.
 #include <lowcomm/engine/op_queue.h>
-#include <lowcomm/pipeline/channel.h>
+#include <lowcomm/pipeline/boundary_channel.h>
 #include <lowcomm/transport/memory.h>
 
 #include <cmath>
@@ -37,7 +37,7 @@ void stage(int rank, lowcomm::Engine& engine) {
   lowcomm::ChannelOptions options;
   options.codecs = {lowcomm::CodecSpec::parse("gauss2"), lowcomm::CodecSpec::parse("minmax8:bucket=128")};
   options.edge = "forward boundary 0";
-  const auto channel = std::make_shared<lowcomm::Channel>(
+  const auto channel = std::make_shared<lowcomm::BoundaryChannel>(
       std::make_shared<lowcomm::EngineQueue>(engine), /*peer=*/1 - rank, /*number=*/0, options,
       std::make_shared<lowcomm::SampleMemory>(lowcomm::SlotFormat(kElements, lowcomm::DType::float16)));
   std::vector<uint64_t> samples(kSamples);

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "target.h"
-#include "transport/tcp/channel.h"
+#include "transport/tcp/message_stream.h"
 #include "transport/tcp/wire.h"
 
 namespace {
@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const WireError&) {
   }
   // A receive of 100 bytes is posted for tag 1, one message is under way, and others come unasked.
-  tcp::Channel channel(1);
+  tcp::MessageStream channel(1);
   std::vector<std::byte> room(100), out(10);
   channel.send(0, out);
   channel.receive(1, room);

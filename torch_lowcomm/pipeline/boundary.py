@@ -73,8 +73,8 @@ class Boundary:
         self.slot = number if slot is None else slot
         self._block = _C.ChannelBlock(backend, peer, number)
         self._first, self._cache, self._unit = first, cache, unit
-        self._channels: dict[tuple[Any, ...], _C.Channel] = {}
-        self._contexts: dict[int, _C.Channel] = {}  # by micro-batch
+        self._channels: dict[tuple[Any, ...], _C.BoundaryChannel] = {}
+        self._contexts: dict[int, _C.BoundaryChannel] = {}  # by micro-batch
         self._changes = _Changes(where(number))
 
     def send(
@@ -134,12 +134,12 @@ class Boundary:
         return of_numbers(numbers)
 
     @functools.cached_property
-    def _shapes(self) -> _C.Channel:
+    def _shapes(self) -> _C.BoundaryChannel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
         number = ((2 * self.number + 1) * TENSORS + TENSORS - 1) * CHUNKS + CHUNKS - 1
         return channel_of_numbers(self._backend, self._peer, number, edge=f"shapes of {where(self.number)}")
 
-    def _context_channel(self, chunk: int) -> _C.Channel:
+    def _context_channel(self, chunk: int) -> _C.BoundaryChannel:
         if chunk not in self._contexts:
             number = (2 * self.number * TENSORS + TENSORS - 1) * CHUNKS + chunk
             self._contexts[chunk] = channel_of_numbers(
@@ -153,7 +153,7 @@ class Boundary:
 
     def _channel(
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None, *, sends: bool
-    ) -> tuple[_C.Channel, _C.SampleMemory | None, list[int]]:
+    ) -> tuple[_C.BoundaryChannel, _C.SampleMemory | None, list[int]]:
         """The channel of a tensor's message, its memory, and the samples that it names."""
         most = TENSORS - 1 if self._contexts else TENSORS
         if place.position >= most or place.chunk >= CHUNKS:
@@ -182,7 +182,7 @@ class Boundary:
         )
         key = (place, codec, memory is not None, tensor.dtype, last, units, answer)
         if key not in self._channels:
-            self._channels[key] = _C.Channel(
+            self._channels[key] = _C.BoundaryChannel(
                 self._backend,
                 self._peer,
                 ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk,
@@ -294,7 +294,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 class Receive:
     """A posted receive, of a tensor on any device."""
 
-    def __init__(self, channel: _C.Channel, tensor: torch.Tensor, samples: Sequence[int]) -> None:
+    def __init__(self, channel: _C.BoundaryChannel, tensor: torch.Tensor, samples: Sequence[int]) -> None:
         self._tensor = tensor
         direct = tensor.device.type == "cpu" and tensor.is_contiguous()
         self._host = tensor if direct else _host_memory(tensor)

@@ -46,7 +46,7 @@ def compare(
     return _exchange(channel, rows, (theirs, 4))
 
 
-def _exchange(channel: _C.Channel, mine: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _exchange(channel: _C.BoundaryChannel, mine: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The other side's tensor, of `shape`."""
     theirs = torch.empty(shape, dtype=mine.dtype)
     receive = channel.recv(theirs, [])

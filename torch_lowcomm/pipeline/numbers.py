@@ -14,7 +14,9 @@ def list_of(samples: Iterable[int] | torch.Tensor) -> list[int]:
     return [int(sample) for sample in (samples.tolist() if isinstance(samples, torch.Tensor) else samples)]
 
 
-def channel_of_numbers(backend: _C.LowcommBackend, peer: int, number: int, *, edge: str, part: str = "") -> _C.Channel:
+def channel_of_numbers(
+    backend: _C.LowcommBackend, peer: int, number: int, *, edge: str, part: str = ""
+) -> _C.BoundaryChannel:
     """A channel whose messages are exact int64, and are not remembered.
 
     Args:
@@ -24,6 +26,6 @@ def channel_of_numbers(backend: _C.LowcommBackend, peer: int, number: int, *, ed
         edge: Names it in errors and statistics.
         part: Goes on with the name.
     """
-    return _C.Channel(
+    return _C.BoundaryChannel(
         backend, peer, number, dtype=torch.int64, codec="", first="", channels=1, memory=None, edge=edge, part=part
     )

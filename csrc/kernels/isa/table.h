@@ -10,7 +10,7 @@
 namespace lowcomm {
 
 struct CastKernels;     // kernels/cast/cast.h
-struct ChannelKernels;  // kernels/channel/channel.h
+struct ChannelKernels;  // kernels/per_channel/per_channel.h
 struct SelectKernels;   // kernels/select/select.h
 struct NoiseKernels;    // kernels/noise/noise.h
 struct LowRankKernels;  // kernels/low_rank/low_rank.h

@@ -24,7 +24,7 @@ constexpr auto kJudge = 1s;
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from, bool is_one_of_several)
+Connection::Connection(std::unique_ptr<Pipe> pipe, MessageStream& channel, uint64_t from, bool is_one_of_several)
     : pipe_(std::move(pipe)), channel_(channel), out_(from), is_one_of_several_(is_one_of_several) {
   const int on = 1;
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));

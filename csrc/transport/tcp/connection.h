@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "transport/tcp/channel.h"
+#include "transport/tcp/message_stream.h"
 #include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
 #include "transport/tcp/wire.h"
@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 class Connection {
  public:
   // `from`: the byte of the stream out that the peer waits for.
-  Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from, bool is_one_of_several = false);
+  Connection(std::unique_ptr<Pipe> pipe, MessageStream& channel, uint64_t from, bool is_one_of_several = false);
 
   int fd() const { return pipe_->fd(); }
 
@@ -33,7 +33,7 @@ class Connection {
   // Writes a piece, or what is left of one, as far as the kernel takes it.
   std::optional<std::string> write();
 
-  // The place of what there is to write (Channel::send); nothing: there is nothing to write.
+  // The place of what there is to write (MessageStream::send); nothing: there is nothing to write.
   std::optional<uint64_t> next();
 
   // Since when the kernel takes no more; unblock() when it does.
@@ -67,7 +67,7 @@ class Connection {
   std::optional<std::string> take(size_t bytes);
 
   const std::unique_ptr<Pipe> pipe_;
-  Channel& channel_;
+  MessageStream& channel_;
   Clock::time_point heard_ = Clock::now(), spoke_ = heard_, judge_at_ = heard_;
 
   uint64_t out_;  // of the stream: where the next bytes to write are

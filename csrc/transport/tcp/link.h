@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/tcp/channel.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/message_stream.h"
 #include "transport/tcp/pipe.h"
 #include "transport/tcp/secure.h"
 #include "transport/tcp/socket.h"
@@ -30,7 +30,7 @@ struct Route {
   std::vector<std::pair<std::string, Address>> relays;     // of a relay, tried where these lead nowhere
   std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
 
-  uint64_t most_early = kUnaskedBytes;  // Channel
+  uint64_t most_early = kUnaskedBytes;  // MessageStream
   std::chrono::seconds patience{0};     // without a connection for so long the channel fails; 0: never
 
   bool dials = false;              // at first: this rank does, the other waits to be dialled
@@ -62,7 +62,7 @@ class Link {
  public:
   explicit Link(Route route) : channel(route.peer, route.most_early), route_(std::move(route)), dials_(route_.dials) {}
 
-  Channel channel;
+  MessageStream channel;
 
   // Before it is used: the way to the peer is that of another channel, which has found out who dials, and whom.
   void goTheWayOf(const Link& other);

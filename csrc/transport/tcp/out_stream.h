@@ -29,7 +29,7 @@ class OutStream {
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
 
-  // `data` has record.bytes bytes for a record that has a body, else none. `place`: Channel::send.
+  // `data` has record.bytes bytes for a record that has a body, else none. `place`: MessageStream::send.
   void append(const Record& record, std::span<const std::byte> data, uint64_t place);
 
   // The next piece, which is to begin at `offset` and to have at most `most` bytes of the stream: how many bytes it

@@ -20,9 +20,9 @@ namespace {
 
 using Kind = TransportError::Kind;
 using std::chrono::milliseconds;
-using tcp::Channel;
 using tcp::Clock;
 using tcp::Link;
+using tcp::MessageStream;
 
 class TcpTransfer final : public Transfer {
  public:
@@ -121,7 +121,7 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  Channel& channel(Lane lane, int peer, uint32_t tag) const {
+  MessageStream& channel(Lane lane, int peer, uint32_t tag) const {
     const auto& channels = links_.at(peer);
     if (channels.empty()) throw std::logic_error("tcp transport: expected another rank than " + std::to_string(peer));
     return channels[number(lane, peer, tag)]->channel;
@@ -338,7 +338,7 @@ class GroupMaker {
 
   // A moment at a time: a peer that is gone sets nothing. What fails sooner is the rendezvous itself.
   void waitFor(const std::string& key, int peer) const {
-    tcp::Channel& control = transport_->links(peer)[0]->channel;
+    tcp::MessageStream& control = transport_->links(peer)[0]->channel;
     for (;;) {
       const milliseconds moment = std::min(left(), milliseconds(200));
       const auto begin = Clock::now();

@@ -12,7 +12,7 @@ namespace lowcomm {
 // lane, of which a tag picks the one of its number modulo theirs. 0: one, or several where the peer is far and a
 // single one would not fill the link (connectionsOver in transport/tcp/pace.h). Channels survive their connections: one
 // that is cut is dialled again, and what was under way goes on from the byte that was received last
-// (transport/tcp/channel.h).
+// (transport/tcp/message_stream.h).
 //
 // Returns once this rank has a connection for every channel. Throws TransportError, timed_out or closed, naming the
 // first peer without and the addresses that were tried; ValueError where it cannot listen; what `rendezvous` throws.

@@ -8,7 +8,7 @@
 
 #include "engine/op_queue.h"
 #include "p2p_cases.h"
-#include "pipeline/channel.h"
+#include "pipeline/boundary_channel.h"
 
 namespace lowcomm::test {
 
@@ -21,8 +21,8 @@ struct Boundary {
       : dtype(dtype) {
     for (int rank : {0, 1}) {
       memories[rank] = std::make_shared<SampleMemory>(SlotFormat::parse(store, kSample, 60));
-      channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
-                                                 ChannelOptions{dtype, codecs, 7}, memories[rank]);
+      channels[rank] = std::make_shared<BoundaryChannel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
+                                                         ChannelOptions{dtype, codecs, 7}, memories[rank]);
     }
   }
 
@@ -50,7 +50,7 @@ struct Boundary {
   const DType dtype;
   SampleCounters counted;  // of the sends
   std::shared_ptr<SampleMemory> memories[2];
-  std::shared_ptr<Channel> channels[2];
+  std::shared_ptr<BoundaryChannel> channels[2];
 };
 
 inline DeltaCodecs codecsOf(const std::string& seen, const std::string& first) {

@@ -22,8 +22,8 @@ struct BoundedBoundary : Boundary {
     for (int rank : {0, 1}) {
       const uint64_t most = (rank == 0 ? sent_slots : received_slots) * kSlotBytes + 5;
       memories[rank] = std::make_shared<SampleMemory>(SlotFormat(kSample, DType::float16), most);
-      channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
-                                                 ChannelOptions{dtype, codecs, 7}, memories[rank]);
+      channels[rank] = std::make_shared<BoundaryChannel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
+                                                         ChannelOptions{dtype, codecs, 7}, memories[rank]);
     }
   }
 };
@@ -80,9 +80,9 @@ TEST(Overflow, AMessageThatFailsGivesItsRoomBack) {
   BoundedBoundary boundary(ranks, withOverflow("minmax8"), 1, 1);
   Bytes x = activations(DType::float32, {1}, 0);
   reinterpret_cast<float*>(x.data())[5] = NAN;
-  boundary.channels[0] =
-      std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(0)), 1, 3,
-                                ChannelOptions{DType::float32, codecsOf("gauss4", "sym8"), 7}, boundary.memories[0]);
+  boundary.channels[0] = std::make_shared<BoundaryChannel>(
+      std::make_shared<EngineQueue>(ranks.engine(0)), 1, 3,
+      ChannelOptions{DType::float32, codecsOf("gauss4", "sym8"), 7}, boundary.memories[0]);
   EXPECT_NE(boundary.move(ranks, x, {1}).errors[0], "");
   EXPECT_EQ(boundary.memories[0]->admit(2), 0u);
   EXPECT_EQ(boundary.memories[0]->admit(3), kNotKept);
@@ -102,10 +102,10 @@ TEST(Overflow, NothingGrowsWithTheMessages) {
   constexpr uint64_t kSmall = 64, kSamples = 8;
   Ranks ranks(2);
   std::shared_ptr<SampleMemory> memories[2];
-  std::shared_ptr<Channel> channels[2];
+  std::shared_ptr<BoundaryChannel> channels[2];
   for (int rank : {0, 1}) {
     memories[rank] = std::make_shared<SampleMemory>(SlotFormat::parse("sym8:bucket=64", kSmall, 1));
-    channels[rank] = std::make_shared<Channel>(
+    channels[rank] = std::make_shared<BoundaryChannel>(
         std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
         ChannelOptions{DType::float32, codecsOf("sym4:bucket=64", "sym8:bucket=64"), 7}, memories[rank]);
   }

@@ -91,9 +91,10 @@ TEST(SampleChannel, MemoriesThatDifferAreNamedWithSampleAndVersions) {
 TEST(SampleChannel, MemoriesOfOtherTypesAreNamed) {
   Ranks ranks(2);
   Boundary boundary(ranks, codecsOf("sym4:bucket=64", ""));
-  boundary.channels[1] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(1)), 0, 3,
-                                                   ChannelOptions{DType::float32, codecsOf("sym4:bucket=64", ""), 7},
-                                                   std::make_shared<SampleMemory>(SlotFormat(kSample, DType::float32)));
+  boundary.channels[1] =
+      std::make_shared<BoundaryChannel>(std::make_shared<EngineQueue>(ranks.engine(1)), 0, 3,
+                                        ChannelOptions{DType::float32, codecsOf("sym4:bucket=64", ""), 7},
+                                        std::make_shared<SampleMemory>(SlotFormat(kSample, DType::float32)));
   const auto result = boundary.move(ranks, activations(DType::float32, {1}, 0), {1});
   for (const std::string& error : result.errors)
     EXPECT_TRUE(holds(error, {"memory differs: rank 0 has 'float16', rank 1 has 'float32'"})) << error;
@@ -113,7 +114,7 @@ TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
   Ranks ranks(2);
   Boundary boundary(ranks, codecsOf("sym4:bucket=64", ""));
   const Bytes x = activations(DType::float32, {1, 2}, 0);
-  Channel& channel = *boundary.channels[0];
+  BoundaryChannel& channel = *boundary.channels[0];
   EXPECT_THROW(channel.send(x.data(), 2 * kSample, {1, 1}), ValueError);
   EXPECT_THROW(channel.send(x.data(), 2 * kSample, {1}), ValueError);
   EXPECT_THROW(channel.send(x.data(), 2 * kSample, {}), ValueError);
@@ -141,10 +142,10 @@ TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
   }
   const auto queue = std::make_shared<EngineQueue>(ranks.engine(0));
   const auto memory = boundary.memories[0];
-  EXPECT_THROW(Channel(queue, 1, 0, {DType::int32, codecsOf("sym4", ""), 0}, memory), TypeError);
-  EXPECT_THROW(Channel(queue, 1, 0, {DType::float32, codecsOf("", ""), 0}, memory), ValueError);
-  EXPECT_THROW(Channel(queue, 0, 0, {}, nullptr), ValueError);
-  EXPECT_THROW(Channel(queue, 1, kChannels, {}, nullptr), ValueError);
+  EXPECT_THROW(BoundaryChannel(queue, 1, 0, {DType::int32, codecsOf("sym4", ""), 0}, memory), TypeError);
+  EXPECT_THROW(BoundaryChannel(queue, 1, 0, {DType::float32, codecsOf("", ""), 0}, memory), ValueError);
+  EXPECT_THROW(BoundaryChannel(queue, 0, 0, {}, nullptr), ValueError);
+  EXPECT_THROW(BoundaryChannel(queue, 1, kChannels, {}, nullptr), ValueError);
   EXPECT_THROW(SlotFormat(0, DType::float32), ValueError);
   EXPECT_THROW(SlotFormat(5, DType::int8), TypeError);
 }
@@ -154,10 +155,10 @@ TEST(SampleChannel, WithoutAMemory) {
   Ranks ranks(2);
   for (const auto& [dtype, codec] : std::vector<std::pair<DType, std::string>>{
            {DType::int64, ""}, {DType::bfloat16, ""}, {DType::float32, "gauss4"}}) {
-    std::shared_ptr<Channel> channels[2];
+    std::shared_ptr<BoundaryChannel> channels[2];
     for (int rank : {0, 1})
-      channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
-                                                 ChannelOptions{dtype, codecsOf(codec, ""), 7}, nullptr);
+      channels[rank] = std::make_shared<BoundaryChannel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
+                                                         ChannelOptions{dtype, codecsOf(codec, ""), 7}, nullptr);
     const Bytes x = randomTensor(dtype, 5000, 3);
     Bytes y(x.size());
     together(ranks, [&, dtype = dtype](int rank, Engine&) {

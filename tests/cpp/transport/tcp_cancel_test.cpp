@@ -23,7 +23,7 @@ TEST(TcpCancel, WhereverTheConnectionIsLost) {
     for (unsigned which = 1; which < 8; ++which) {
       const bool closes_one = which & 1, closes_two = which & 2, before = which & 4;
       Two two(which);
-      Channel &a = two.ends[0].channel, &b = two.ends[1].channel;
+      MessageStream &a = two.ends[0].channel, &b = two.ends[1].channel;
       std::vector<std::shared_ptr<Delivery>> sends{a.send(0, one), a.send(1, two_)}, receives;
       while (two.flights[0]->size() < kPieceHeaderBytes + piece)
         two.ends[0].connection->write();
@@ -67,7 +67,7 @@ TEST(TcpCancel, WhereverTheConnectionIsLost) {
 // One is given up in the middle, and one behind it whose offer was taken and whose body has not begun.
 TEST(TcpCancel, AMessageThatWasOfferedAndIsWanted) {
   Two two(3);
-  Channel &a = two.ends[0].channel, &b = two.ends[1].channel;
+  MessageStream &a = two.ends[0].channel, &b = two.ends[1].channel;
   const Bytes large = message(kUnaskedBytes - 501'000, 1), offered = message(1'000'000, 2), half = message(500'000, 3),
               small = message(100, 4);
   Bytes room(large.size()), room_offered(offered.size());
@@ -114,7 +114,7 @@ TEST(TcpCancel, AMessageThatWasOfferedAndIsWanted) {
 // nor of one that comes when its receiver has closed the tag.
 TEST(TcpCancel, WhatIsGivenUpDoesNotTravel) {
   Two two(1);
-  Channel &a = two.ends[0].channel, &b = two.ends[1].channel;
+  MessageStream &a = two.ends[0].channel, &b = two.ends[1].channel;
   const Bytes large = message(3'000'000, 1), small = message(100, 2);
   Bytes room(large.size()), room_small(small.size());
   const auto first = a.send(0, large);
@@ -151,7 +151,7 @@ TEST(TcpCancel, WhatIsGivenUpDoesNotTravel) {
 TEST(TcpCancel, RefusesWordsAtNoTimeForThem) {
   using enum Record::Kind;
   const auto said = [](const std::vector<Record>& records) {
-    Channel channel(1);
+    MessageStream channel(1);
     const Bytes out(10);
     channel.send(0, out);
     const auto lock = channel.lock();
@@ -167,7 +167,7 @@ TEST(TcpCancel, RefusesWordsAtNoTimeForThem) {
   EXPECT_THROW(said({{dropped, 0, 0}}), WireError) << "its bytes were not received";
   EXPECT_THROW(said({{delivered, 0, 0}}), WireError);
   said({{message, 4, 0}, {message, 4, 1}, {given_up, 0, 1}});
-  Channel channel(1);
+  MessageStream channel(1);
   const auto lock = channel.lock();
   channel.cut();
   channel.arrived(3);

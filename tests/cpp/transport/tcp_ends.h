@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/tcp/channel.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/message_stream.h"
 #include "transport/transport_cases.h"
 
 // The two ends of a channel with its connections, but without a network.
@@ -88,7 +88,7 @@ class Two {
 
   struct End {
     explicit End(int peer) : channel(peer) {}
-    Channel channel;
+    MessageStream channel;
     std::unique_ptr<Connection> connection;
     std::array<std::vector<Item>, kTags> sends, receives;
   };

@@ -26,7 +26,7 @@ struct ChannelOptions {
   std::string gradient = {};         // as MessageKey's, equal on both sides
 };
 
-class Channel;
+class BoundaryChannel;
 
 // A message under way, for one thread to wait for.
 class ChannelMessage {
@@ -47,10 +47,10 @@ class ChannelMessage {
   ~ChannelMessage();
 
  private:
-  friend class Channel;
-  ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples);
+  friend class BoundaryChannel;
+  ChannelMessage(std::shared_ptr<BoundaryChannel> channel, std::vector<uint64_t> samples);
 
-  const std::shared_ptr<Channel> channel_;
+  const std::shared_ptr<BoundaryChannel> channel_;
   std::vector<uint64_t> samples_;  // under way; none once it is through
   SampleCounters counted_;
   std::string name_;
@@ -80,12 +80,12 @@ class ChannelBlock {
 // One direction of one boundary between two stages: tensors from one rank to another, in order. With a memory their
 // samples travel as changes (AQ-SGD, NeurIPS 2022); without one each tensor is encoded by itself, or exact.
 // Thread-safe.
-class Channel : public std::enable_shared_from_this<Channel> {
+class BoundaryChannel : public std::enable_shared_from_this<BoundaryChannel> {
  public:
   // `number` is the channel's among those between the two ranks. With a memory: TypeError if options.dtype is not one
   // of the three float types, ValueError if the codec of changes is `none`.
-  Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
-          std::shared_ptr<SampleMemory> memory);
+  BoundaryChannel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
+                  std::shared_ptr<SampleMemory> memory);
 
   // Encodes and posts a tensor of `elements`, contiguous in host memory, or posts the receive of one. `samples`, with a
   // memory and then only: the number of each sample; elements are theirs together. Nobody reads `data` of a send

@@ -1,13 +1,13 @@
 // The loops over channels at 16 lanes.
 #include <cstring>
 
-#include "kernels/channel/channel.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
+#include "kernels/per_channel/per_channel.h"
 #include "sixteen_lanes.inl"
 //
-#include "kernels/channel/channel_vector.inl"
+#include "kernels/per_channel/per_channel_vector.inl"
 #include "wide_cases.h"
 
 namespace lowcomm {

@@ -1,7 +1,7 @@
 // A grid codec with axis=channel (FORMAT.md, "Channels"): the elements with the same index in the last dimension share
 // a scale, as activations want it, whose channels differ in size (AQ-SGD). Arithmetic and codes are GridCodec's; only
 // the buckets lie otherwise. A tensor is not cut: every scale depends on all of it.
-#include "kernels/channel/channel.h"
+#include "kernels/per_channel/per_channel.h"
 
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "pipeline/channel.h"
+#include "pipeline/boundary_channel.h"
 
 #include <atomic>
 #include <utility>
@@ -21,7 +21,7 @@ void expectPeer(const OpQueue& queue, int peer) {
 
 }  // namespace
 
-ChannelMessage::ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples)
+ChannelMessage::ChannelMessage(std::shared_ptr<BoundaryChannel> channel, std::vector<uint64_t> samples)
     : channel_(std::move(channel)), samples_(std::move(samples)) {}
 
 ChannelMessage::~ChannelMessage() {
@@ -51,8 +51,8 @@ ChannelBlock::ChannelBlock(std::shared_ptr<OpQueue> queue, int peer, uint32_t nu
   }
 }
 
-Channel::Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
-                 std::shared_ptr<SampleMemory> memory)
+BoundaryChannel::BoundaryChannel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
+                                 std::shared_ptr<SampleMemory> memory)
     : queue_(std::move(queue)), peer_(peer), number_(number), options_(std::move(options)), memory_(std::move(memory)) {
   expectPeer(*queue_, peer);
   if (number >= kChannels) {
@@ -69,7 +69,7 @@ Channel::Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, Chan
   }
 }
 
-std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<uint64_t> samples) {
+std::unique_ptr<ChannelMessage> BoundaryChannel::begin(uint64_t elements, std::vector<uint64_t> samples) {
   const std::string name = "channel " + std::to_string(number_);
   if (!memory_ && !samples.empty()) {
     throw ValueError(name + ": expected no samples without a memory, got " + std::to_string(samples.size()));
@@ -97,7 +97,7 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
   return message;
 }
 
-MessageKey Channel::keyOf(const ChannelMessage& message) const {
+MessageKey BoundaryChannel::keyOf(const ChannelMessage& message) const {
   const MessageFlow flow{MessageFlow::Kind::channel, number_};
   MessageKey key{flow, {}, {}, options_.edge, options_.part, options_.gradient};
   if (message.update_) {
@@ -107,13 +107,14 @@ MessageKey Channel::keyOf(const ChannelMessage& message) const {
   return key;
 }
 
-MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {
+MessagePlan BoundaryChannel::planOf(const ChannelMessage& message, uint64_t elements) const {
   const size_t chunk_bytes = queue_->group().chunk_bytes;
   return message.update_ ? planP2p(message.update_->layout(), options_.dtype, chunk_bytes)
                          : planP2p(elements, options_.codecs.seen, options_.dtype, chunk_bytes);
 }
 
-std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t elements, std::vector<uint64_t> samples) {
+std::unique_ptr<ChannelMessage> BoundaryChannel::send(const void* data, uint64_t elements,
+                                                      std::vector<uint64_t> samples) {
   auto message = begin(elements, std::move(samples));
   const auto sent = std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = sent;
@@ -136,7 +137,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
   return message;
 }
 
-std::unique_ptr<ChannelMessage> Channel::recv(void* data, uint64_t elements, std::vector<uint64_t> samples) {
+std::unique_ptr<ChannelMessage> BoundaryChannel::recv(void* data, uint64_t elements, std::vector<uint64_t> samples) {
   auto message = begin(elements, std::move(samples));
   const auto received = std::make_shared<P2pRecv>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = received;
@@ -147,7 +148,7 @@ std::unique_ptr<ChannelMessage> Channel::recv(void* data, uint64_t elements, std
   return message;
 }
 
-void Channel::end(const std::vector<uint64_t>& samples) {
+void BoundaryChannel::end(const std::vector<uint64_t>& samples) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (uint64_t sample : samples)
     under_way_.erase(sample);

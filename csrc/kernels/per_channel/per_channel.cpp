@@ -1,4 +1,4 @@
-#include "kernels/channel/channel.h"
+#include "kernels/per_channel/per_channel.h"
 
 #include <algorithm>
 #include <cmath>

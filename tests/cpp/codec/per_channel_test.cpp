@@ -18,14 +18,14 @@ using test::decoded;
 using test::encoded;
 using test::normal;
 
-class Channel : public testing::TestWithParam<const KernelTable*> {
+class PerChannel : public testing::TestWithParam<const KernelTable*> {
  protected:
   std::shared_ptr<const Codec> codec(const std::string& text, size_t channels, const std::string& options = "") const {
     return test::codecOf(text + ":axis=channel,C=" + std::to_string(channels) + options, *GetParam());
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Forms, Channel, testing::ValuesIn(test::allForms()),
+INSTANTIATE_TEST_SUITE_P(Forms, PerChannel, testing::ValuesIn(test::allForms()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 // Channels of very different sizes, as activations have them.
@@ -39,7 +39,7 @@ std::vector<float> activations(size_t rows, size_t channels, uint32_t seed) {
 const size_t kChannels[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 48, 64, 100, 511, 512, 513, 1024};
 const char* const kFamilies[] = {"minmax", "qsgd", "dither", "lattice", "sym", "mid"};
 
-TEST_P(Channel, FormsAgree) {
+TEST_P(PerChannel, FormsAgree) {
   for (size_t channels : kChannels) {
     for (size_t rows : {1, 2, 7, 31, 32, 64, 65, 200}) {
       const std::vector<float> x = activations(rows, channels, static_cast<uint32_t>(rows));
@@ -72,7 +72,7 @@ TEST_P(Channel, FormsAgree) {
 
 // With as many elements a channel as the smallest bucket has, a channel's scale and values are those of a bucket that
 // holds it. Draws follow an element's place, so only codecs without are compared by value.
-TEST_P(Channel, AChannelIsABucketOfItsElements) {
+TEST_P(PerChannel, AChannelIsABucketOfItsElements) {
   const size_t rows = 64;
   for (size_t channels : kChannels) {
     const std::vector<float> x = activations(rows, channels, 9);
@@ -98,7 +98,7 @@ TEST_P(Channel, AChannelIsABucketOfItsElements) {
 }
 
 // The shift of a channel is that of the bucket with its number; the byte of an element that of its place.
-TEST_P(Channel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
+TEST_P(PerChannel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
   const size_t channels = 16, rows = 64;
   const std::vector<float> x = activations(rows, channels, 3);
   std::vector<float> turned(x.size());
@@ -125,7 +125,7 @@ TEST_P(Channel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
             decoded(*whole, encoded(*whole, same, {1, 2, 3}), same.size()));
 }
 
-TEST_P(Channel, HalfElementsAreConvertedFirst) {
+TEST_P(PerChannel, HalfElementsAreConvertedFirst) {
   for (size_t channels : {16, 100}) {
     std::vector<float> x = activations(77, channels, 1);
     for (DType dtype : {DType::float16, DType::bfloat16}) {
@@ -147,7 +147,7 @@ TEST_P(Channel, HalfElementsAreConvertedFirst) {
   }
 }
 
-TEST_P(Channel, WhatIsNotFinite) {
+TEST_P(PerChannel, WhatIsNotFinite) {
   const size_t channels = 24, rows = 70;
   for (const char* name : {"minmax4", "qsgd3", "lattice4", "sym4", "sign1", "tern"}) {
     for (float bad : {NAN, INFINITY, -INFINITY, 0x1p126f}) {
@@ -186,7 +186,7 @@ TEST_P(Channel, WhatIsNotFinite) {
   EXPECT_THROW(encoded(*codec("qsgd4", 16, ",delta=1,nonfinite=saturate"), x), ValueError);
 }
 
-TEST_P(Channel, PayloadsThatAreNone) {
+TEST_P(PerChannel, PayloadsThatAreNone) {
   for (const char* name : {"minmax3", "sym4"}) {
     const size_t channels = 10, rows = 55, n = channels * rows;
     const auto c = codec(name, channels);
@@ -219,7 +219,7 @@ TEST_P(Channel, PayloadsThatAreNone) {
   }
 }
 
-TEST_P(Channel, CallersMistakes) {
+TEST_P(PerChannel, CallersMistakes) {
   const auto c = codec("sym4", 16);
   std::vector<float> x(64);
   Bytes payload(c->encodedBytes(64, DType::float32));

@@ -1,4 +1,4 @@
-#include "transport/tcp/channel.h"
+#include "transport/tcp/message_stream.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -36,10 +36,10 @@ class Pair {
     }
   }
 
-  Channel a, b;
+  MessageStream a, b;
 
  private:
-  static size_t move(Channel& from, Channel& to, uint64_t& out) {
+  static size_t move(MessageStream& from, MessageStream& to, uint64_t& out) {
     std::vector<std::byte> bytes;
     {
       const auto lock = from.lock();
@@ -143,7 +143,7 @@ TEST(TcpChannel, CountsMessagesThatAreEmpty) {
 TEST(TcpChannel, RefusesMoreMessagesThanMayComeEarly) {
   for (const Record::Kind kind : {Record::Kind::message, Record::Kind::offered}) {
     for (const uint64_t most_early : {kUnaskedBytes, uint64_t{64} << 10}) {
-      Channel channel(1, most_early);
+      MessageStream channel(1, most_early);
       const auto lock = channel.lock();
       uint64_t number = 0;
       try {
@@ -225,7 +225,7 @@ TEST(TcpChannel, EveryMessageFailsWithIt) {
 TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
   using enum Record::Kind;
   const auto refused = [](std::vector<Record> records, bool posted = false) {
-    Channel channel(1);
+    MessageStream channel(1);
     Bytes out(10), room(100);
     channel.send(0, out);
     if (posted) channel.receive(1, room);

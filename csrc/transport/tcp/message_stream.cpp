@@ -1,4 +1,4 @@
-#include "transport/tcp/channel.h"
+#include "transport/tcp/message_stream.h"
 
 #include <algorithm>
 #include <cstring>
@@ -51,11 +51,11 @@ size_t Delivery::wait(int peer, std::chrono::milliseconds deadline) {
   return bytes_;
 }
 
-void Channel::expectLiving() const {
+void MessageStream::expectLiving() const {
   if (failed_) throw TransportError(kind_, peer_, why_);
 }
 
-void Channel::expectFits(const Record& record, size_t room) const {
+void MessageStream::expectFits(const Record& record, size_t room) const {
   if (record.bytes <= room) return;
   throw WireError("message with tag " + std::to_string(record.tag) + ": expected at most " + std::to_string(room) +
                   " bytes, got " + std::to_string(record.bytes));
@@ -63,8 +63,8 @@ void Channel::expectFits(const Record& record, size_t room) const {
 
 // ---- out ----
 
-std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place,
-                                        std::function<void()> then) {
+std::shared_ptr<Delivery> MessageStream::send(uint32_t tag, std::span<const std::byte> data, uint64_t place,
+                                              std::function<void()> then) {
   if (data.size() > kMostMessageBytes) {
     throw ValueError("tcp transport: expected a message of at most " + std::to_string(kMostMessageBytes) +
                      " bytes, got " + std::to_string(data.size()));
@@ -88,13 +88,13 @@ std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte>
   return delivery;
 }
 
-Channel::Undelivered& Channel::undelivered(uint64_t number, const char* word) {
+MessageStream::Undelivered& MessageStream::undelivered(uint64_t number, const char* word) {
   const auto found = undelivered_.find(number);
   if (found != undelivered_.end()) return found->second;
   throw WireError(std::string("message ") + word + ": expected one under way, got number " + std::to_string(number));
 }
 
-void Channel::wanted(uint64_t number) {
+void MessageStream::wanted(uint64_t number) {
   Undelivered& message = undelivered(number, "wanted");
   if (message.given_up) return;  // and the peer is about to hear so
   if (!std::exchange(message.is_offered, false))
@@ -105,7 +105,7 @@ void Channel::wanted(uint64_t number) {
 }
 
 // The peer confirmed that a message was delivered, or dropped.
-void Channel::delivered(uint64_t number, bool dropped) {
+void MessageStream::delivered(uint64_t number, bool dropped) {
   Undelivered& message = undelivered(number, dropped ? "dropped" : "delivered");
   // Its sender would have its bytes again while they leave.
   const bool leaves = message.end > out_.begin() && out_.has(number);
@@ -119,7 +119,7 @@ void Channel::delivered(uint64_t number, bool dropped) {
 
 // ---- in ----
 
-std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then) {
+std::shared_ptr<Delivery> MessageStream::receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then) {
   std::lock_guard lock(mutex_);
   expectLiving();
   auto delivery = std::make_shared<Delivery>(std::move(then));
@@ -145,19 +145,19 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   return delivery;
 }
 
-void Channel::acknowledge(std::chrono::milliseconds patience) {
+void MessageStream::acknowledge(std::chrono::milliseconds patience) {
   constexpr uint64_t kWordsAlone = 16 * 1024;  // so few bytes hold no message's body, or a short one
   std::unique_lock lock(mutex_);
   if (told_ > written_ + kWordsAlone) return;
   written_more_.wait_for(lock, patience, [&] { return failed_ || told_ <= written_; });
 }
 
-void Channel::wrote(uint64_t end) {
+void MessageStream::wrote(uint64_t end) {
   written_ = end;
   written_more_.notify_all();
 }
 
-std::span<std::byte> Channel::room() {
+std::span<std::byte> MessageStream::room() {
   if (incoming_ && incoming_->given_up) {
     dropped_.resize(kShortPieceBytes);
     return std::span(dropped_).first(std::min<uint64_t>(kShortPieceBytes, incoming_->record.bytes - incoming_->have));
@@ -166,7 +166,7 @@ std::span<std::byte> Channel::room() {
   return std::span(header_).subspan(header_have_);
 }
 
-void Channel::arrived(size_t bytes) {
+void MessageStream::arrived(size_t bytes) {
   in_ += bytes;
   if (!incoming_) {
     header_have_ += bytes;
@@ -187,7 +187,7 @@ void Channel::arrived(size_t bytes) {
   }
 }
 
-void Channel::begin(const Record& record) {
+void MessageStream::begin(const Record& record) {
   switch (record.kind) {
     case Record::Kind::message:
     case Record::Kind::offered:
@@ -207,7 +207,7 @@ void Channel::begin(const Record& record) {
   }
 }
 
-void Channel::beginMessage(const Record& record) {
+void MessageStream::beginMessage(const Record& record) {
   if (record.number != come_) {
     throw WireError("number of a message: expected " + std::to_string(come_) + ", got " +
                     std::to_string(record.number));
@@ -233,7 +233,7 @@ void Channel::beginMessage(const Record& record) {
 }
 
 // A message that has no receive yet takes memory here, however short it is.
-void Channel::count(Incoming& message) {
+void MessageStream::count(Incoming& message) {
   message.counted = message.offered() ? 1 : costOf(message.record.bytes);
   uint64_t& counted = message.offered() ? early_offers_ : early_bytes_;
   counted += message.counted;
@@ -248,12 +248,12 @@ void Channel::count(Incoming& message) {
                   std::to_string(early_offers_));
 }
 
-void Channel::uncount(Incoming& message) {
+void MessageStream::uncount(Incoming& message) {
   (message.offered() ? early_offers_ : early_bytes_) -= std::exchange(message.counted, 0);
 }
 
 // A message that has begun to come meets its receive, if that is posted.
-void Channel::match(const std::shared_ptr<Incoming>& message) {
+void MessageStream::match(const std::shared_ptr<Incoming>& message) {
   const uint32_t tag = message->record.tag;
   if (isClosedHere(tag)) {
     message->given_up = true;
@@ -266,7 +266,7 @@ void Channel::match(const std::shared_ptr<Incoming>& message) {
   }
 }
 
-std::optional<Channel::Receive> Channel::takePosted(uint32_t tag) {
+std::optional<MessageStream::Receive> MessageStream::takePosted(uint32_t tag) {
   const auto posted = posted_.find(tag);
   if (posted == posted_.end()) return {};
   Receive receive = std::move(posted->second.front());
@@ -275,7 +275,7 @@ std::optional<Channel::Receive> Channel::takePosted(uint32_t tag) {
   return receive;
 }
 
-void Channel::beginBody(const Record& record) {
+void MessageStream::beginBody(const Record& record) {
   const auto message = coming_.find(record.number);
   if (message == coming_.end() || !std::exchange(message->second->is_wanted, false))
     throw WireError("body: expected that of a message that is wanted, got number " + std::to_string(record.number));
@@ -288,12 +288,12 @@ void Channel::beginBody(const Record& record) {
 }
 
 // Its receive is posted.
-void Channel::want(const std::shared_ptr<Incoming>& message) {
+void MessageStream::want(const std::shared_ptr<Incoming>& message) {
   message->is_wanted = true;
   out_.append({Record::Kind::wanted, 0, message->record.number, 0}, {}, /*place=*/0);
 }
 
-void Channel::finish(Incoming& message) {
+void MessageStream::finish(Incoming& message) {
   if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
   uncount(message);
   message.delivery->complete(message.record.bytes);
@@ -303,18 +303,18 @@ void Channel::finish(Incoming& message) {
 }
 
 // Nothing more comes of a message that was given up.
-void Channel::drop(uint64_t number) {
+void MessageStream::drop(uint64_t number) {
   coming_.erase(number);
   dropped_ = {};
   out_.append({Record::Kind::dropped, 0, number, 0}, {}, /*place=*/0);
 }
 
-void Channel::cut() {
+void MessageStream::cut() {
   if (header_have_ > 0) throw WireError("piece: expected no cut in the middle of a record, got one");
   if (incoming_) giveUp(*std::exchange(incoming_, nullptr), kByPeer);
 }
 
-std::optional<uint32_t> Channel::unclaimed(uint32_t first) {
+std::optional<uint32_t> MessageStream::unclaimed(uint32_t first) {
   std::lock_guard lock(mutex_);
   const auto comes = [](const auto& message) { return !message->given_up; };
   const auto found = std::find_if(early_.lower_bound(first), early_.end(), [&](const auto& of_tag) {
@@ -325,12 +325,12 @@ std::optional<uint32_t> Channel::unclaimed(uint32_t first) {
 
 // ---- the end ----
 
-bool Channel::failed() {
+bool MessageStream::failed() {
   std::lock_guard lock(mutex_);
   return failed_;
 }
 
-void Channel::fail(Kind kind, const std::string& why) {
+void MessageStream::fail(Kind kind, const std::string& why) {
   std::lock_guard lock(mutex_);
   if (failed_) return;
   failed_ = true;

@@ -40,7 +40,8 @@ class Delivery {
   // after `deadline`.
   size_t wait(int peer, std::chrono::milliseconds deadline);
 
-  // Set by Channel::receive: the message came or was offered before its receive, and a word of it is to be written.
+  // Set by MessageStream::receive: the message came or was offered before its receive, and a word of it is to be
+  // written.
   bool came_early = false;
 
  private:
@@ -70,9 +71,9 @@ class Delivery {
 //
 // Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
 // without it.
-class Channel {
+class MessageStream {
  public:
-  explicit Channel(int peer, uint64_t most_early = kUnaskedBytes) : peer_(peer), most_early_(most_early) {}
+  explicit MessageStream(int peer, uint64_t most_early = kUnaskedBytes) : peer_(peer), most_early_(most_early) {}
 
   // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes, or more
   // offers than may be under way. `then`: as Delivery's.

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/channel/channel.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
+#include "kernels/per_channel/per_channel.h"
 //
 #include "kernels/isa/lanes.inl"
 //
@@ -250,7 +250,7 @@ void decode(float* y, const std::byte* words, size_t count, const float* base, c
 }  // namespace lowcomm
 
 // A form's table of them.
-#define LOWCOMM_CHANNEL_FORM(form)                                             \
+#define LOWCOMM_PER_CHANNEL_FORM(form)                                         \
   namespace lowcomm::form {                                                    \
   constexpr ChannelKernels kChannels = {range, largest, sums, encode, decode}; \
   }

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/channel.h"
+#include "transport/tcp/message_stream.h"
 
 namespace lowcomm::tcp {
 
@@ -17,7 +17,7 @@ constexpr size_t kMostClosedTags = 1 << 20;  // by a peer, that this rank has ye
 }  // namespace
 
 // Returns the numbers of the tag's messages that this rank sends and has not given up, ascending.
-std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
+std::vector<uint64_t> MessageStream::numbersOf(uint32_t tag) const {
   std::vector<uint64_t> numbers;
   for (const auto& [number, message] : undelivered_) {
     if (message.tag == tag && !message.given_up) numbers.push_back(number);
@@ -27,7 +27,7 @@ std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
 }
 
 // `numbers`: of messages that this rank sends.
-void Channel::giveUp(const std::vector<uint64_t>& numbers) {
+void MessageStream::giveUp(const std::vector<uint64_t>& numbers) {
   if (numbers.empty()) return;
   for (const uint64_t number : numbers) {
     undelivered_[number].given_up = true;
@@ -38,7 +38,7 @@ void Channel::giveUp(const std::vector<uint64_t>& numbers) {
     undelivered_[number].delivery->fail(Kind::cancelled, kHere);  // now the caller may free its bytes
 }
 
-void Channel::giveUp(Incoming& message, const char* why) {
+void MessageStream::giveUp(Incoming& message, const char* why) {
   if (std::exchange(message.given_up, true)) return;
   uncount(message);
   message.own = {};
@@ -46,7 +46,7 @@ void Channel::giveUp(Incoming& message, const char* why) {
 }
 
 // The peer has given the message up; this record follows all others of the message.
-void Channel::givenUp(uint64_t number) {
+void MessageStream::givenUp(uint64_t number) {
   if (number >= come_) {
     throw WireError("message given up: expected a number below " + std::to_string(come_) + ", got " +
                     std::to_string(number));
@@ -57,7 +57,7 @@ void Channel::givenUp(uint64_t number) {
   drop(number);
 }
 
-void Channel::closeTag(uint32_t tag) {
+void MessageStream::closeTag(uint32_t tag) {
   std::lock_guard lock(mutex_);
   if (failed_) return;
   giveUp(numbersOf(tag));
@@ -77,7 +77,7 @@ void Channel::closeTag(uint32_t tag) {
   if (!closed_.emplace(tag, true).second) closed_.erase(tag);  // nothing more comes of it
 }
 
-void Channel::closedByPeer(uint32_t tag) {
+void MessageStream::closedByPeer(uint32_t tag) {
   const auto [known, is_new] = closed_.emplace(tag, false);
   if (is_new) {
     if (closed_.size() <= kMostClosedTags) return;
@@ -87,7 +87,7 @@ void Channel::closedByPeer(uint32_t tag) {
   closed_.erase(known);
 }
 
-bool Channel::isClosedHere(uint32_t tag) const {
+bool MessageStream::isClosedHere(uint32_t tag) const {
   const auto known = closed_.find(tag);
   return known != closed_.end() && known->second;
 }
