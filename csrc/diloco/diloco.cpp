@@ -207,7 +207,7 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
   } else {
     send(/*marks=*/true);
     if (options_.mode == OuterMode::eager) s.model.spread(s.number);  // an own outer step has moved them
-    conclude(s, {}, nullptr);
+    voteOnAverage(s, {}, nullptr);
   }
   const int64_t delay = options_.delayOf(sync_every_);
   if (s.under_way && delay < sync_every_) s.apply_at = steps_ + delay;
@@ -251,7 +251,7 @@ void DiLoCoX::landed(FragmentSchedule& s) {
     waited += stripe.waited();
     sent += stripe.moved().wire_bytes;
   }
-  conclude(s, effective, error);
+  voteOnAverage(s, effective, error);
   if (site_.ranks) waited = secondsSince(start);  // for other ranks' stripes, too
   report_.total_waited_s += waited;
   report_.total_sent_bytes += sent;
@@ -313,7 +313,7 @@ void DiLoCoX::applyAll(Move move) {
         s.model.collect(s.number);
         arrive(s, move);
       } else if (options_.mode != OuterMode::sync) {
-        conclude(s, {}, nullptr);
+        voteOnAverage(s, {}, nullptr);
       }
     }
     for (; !checks_.empty(); checks_.pop_front())

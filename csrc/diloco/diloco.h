@@ -164,7 +164,7 @@ class DiLoCoX {
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
   std::vector<bool> due();
-  std::vector<double> wordOfTheFirst(std::vector<double> left);
+  std::vector<double> firstRanksClock(std::vector<double> left);
   void keepNext(std::vector<bool>& due) const;
   void startInterval(FragmentSchedule& scheduled);
   void startIntervals();
@@ -175,14 +175,14 @@ class DiLoCoX {
   void arrive(FragmentSchedule& scheduled, Move move);
   void landed(FragmentSchedule& scheduled);
   void measure();
-  void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
-  std::vector<std::vector<double>> gatherWords(double mine, const EffectiveRanks& effective);
-  bool asksToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
+  void voteOnAverage(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
+  std::vector<std::vector<double>> gatherVotes(double mine, const EffectiveRanks& effective);
+  bool votesToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
   // Waits for a stripe's op or average. Words come on all ranks of the site before any other op of it. What the op
   // refers to must outlive this call, which may throw before the op has ended.
   template <class Op>
   void awaitInSite(Op& op) {
-    while (site_.ranks && asksToWait([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
+    while (site_.ranks && votesToWait([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
     }
     op.wait();
   }

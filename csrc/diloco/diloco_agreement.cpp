@@ -17,10 +17,10 @@ namespace lowcomm {
 namespace {
 
 // A rank without an average gives one of these in place of its number; the reason is agreed on after that.
-constexpr double kSpoilt = std::numeric_limits<double>::quiet_NaN();  // ValueError
+constexpr double kFailed = std::numeric_limits<double>::quiet_NaN();  // ValueError
 constexpr double kLost = std::numeric_limits<double>::infinity();     // PeerError: a peer or the network
 // A rank that still waits for a stripe says so, and all ask again: others that have none would give it up.
-constexpr double kLater = -1;
+constexpr double kNotYet = -1;
 
 // Whether a peer or the network was lost, now (PeerError) or before (c10's, of a group that has ended).
 bool isLost(const std::exception_ptr& error) {
@@ -100,21 +100,21 @@ bool DiLoCoX::agreesInSite() const {
   return site_.ranks && options_.adapt_sync_every;
 }
 
-// Every rank's word and effective ranks, once no rank says kLater; of a rank that says so itself, as they are.
-std::vector<std::vector<double>> DiLoCoX::gatherWords(double mine, const EffectiveRanks& effective) {
+// Every rank's word and effective ranks, once no rank says kNotYet; of a rank that says so itself, as they are.
+std::vector<std::vector<double>> DiLoCoX::gatherVotes(double mine, const EffectiveRanks& effective) {
   std::vector<std::vector<double>> all;
   do {
     all = gatherNumbers({mine, effective.sum, effective.matrices}, *site_.ranks, kStep);
     word_due_ = Clock::now() + std::chrono::milliseconds(site_.ranks->group().timeout_ms / 4);
-  } while (mine != kLater && std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] == kLater; }));
+  } while (mine != kNotYet && std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] == kNotYet; }));
   return all;
 }
 
-// Unless what this rank waits for ends before its next word is due, it says kLater.
-bool DiLoCoX::asksToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
+// Unless what this rank waits for ends before its next word is due, it says kNotYet.
+bool DiLoCoX::votesToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(word_due_ - Clock::now());
   if (endsWithin(std::max(left, std::chrono::milliseconds(0)))) return false;
-  gatherWords(kLater, {});
+  gatherVotes(kNotYet, {});
   return true;
 }
 
@@ -125,11 +125,11 @@ EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::ex
     if (error) std::rethrow_exception(error);
     return mine;
   }
-  const double word = !error ? 0 : isLost(error) ? kLost : kSpoilt;
+  const double word = !error ? 0 : isLost(error) ? kLost : kFailed;
   std::vector<double> words;
   EffectiveRanks all;
   try {
-    const auto told = gatherWords(word, mine);
+    const auto told = gatherVotes(word, mine);
     for (size_t rank = 0; rank < told.size(); ++rank) {
       words.push_back(told[rank][0]);
       if (!model_->isOfPart(static_cast<int>(rank))) continue;
@@ -163,7 +163,7 @@ void DiLoCoX::agreeOnErrors() {
 
 // An outer step's averages have come, or (`mine` empty, no error) it had none here: then the others of the site may
 // have some, as after an error of this rank alone, and wait for its word. So every outer step has one.
-void DiLoCoX::conclude(const FragmentSchedule& s, const EffectiveRanks& mine, const std::exception_ptr& error) {
+void DiLoCoX::voteOnAverage(const FragmentSchedule& s, const EffectiveRanks& mine, const std::exception_ptr& error) {
   const EffectiveRanks all = agreeOnAverage(mine, error ? error : std::exchange(kept_error_, nullptr));
   if (s.buffers || !(options_.adapt_rank || options_.adapt_sync_every)) return;
   const std::vector<double> before = adaptation_.effectiveRanks();
@@ -193,7 +193,7 @@ void DiLoCoX::conclude(const FragmentSchedule& s, const EffectiveRanks& mine, co
 // about to throw.
 void DiLoCoX::tellSite(const std::exception_ptr& error) {
   try {
-    gatherNumber(isLost(error) ? kLost : kSpoilt, *site_.ranks, kStep);
+    gatherNumber(isLost(error) ? kLost : kFailed, *site_.ranks, kStep);
     tell(*site_.ranks, kStep, reasonOf(error), steps_).wait();
   } catch (...) {
     // The caller throws its own.
@@ -229,7 +229,7 @@ void DiLoCoX::setRanks() {
 // a rank that had none would make the next one in another order than the others.
 bool DiLoCoX::isLostInSite(bool mine) {
   if (!site_.ranks) return mine;
-  const auto all = gatherWords(mine ? kLost : 0, {});
+  const auto all = gatherVotes(mine ? kLost : 0, {});
   return std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] != 0; });
 }
 
@@ -241,7 +241,7 @@ void DiLoCoX::agreeOnState(std::string error) {
   queues.push_back(site_.ranks);
   for (const std::shared_ptr<OpQueue>& queue : queues) {
     try {
-      if (queue == site_.ranks) gatherWords(0, {});
+      if (queue == site_.ranks) gatherVotes(0, {});
       Ticket op = tell(*queue, kState, error, report_.outer_steps);  // sites may have made other numbers of inner ones
       queue == site_.ranks ? void(op.wait()) : awaitInSite(op);
     } catch (const std::exception& caught) {

@@ -21,7 +21,7 @@ std::vector<bool> DiLoCoX::due() {
       left.push_back(-secondsSince(s.due));
     const double made = std::max<double>(1, static_cast<double>(steps_ - looked_at_));
     left.push_back(secondsSince(looked_) / made);  // seconds a step
-    if (site_.ranks) left = wordOfTheFirst(std::move(left));
+    if (site_.ranks) left = firstRanksClock(std::move(left));
     const double a_step = std::max(left.back(), 1e-9);
     left.pop_back();
     for (size_t f = 0; f < due.size(); ++f)
@@ -38,7 +38,7 @@ std::vector<bool> DiLoCoX::due() {
 }
 
 // The ranks also compare the steps that they have counted: otherwise stripes of one model would have different weights.
-std::vector<double> DiLoCoX::wordOfTheFirst(std::vector<double> left) {
+std::vector<double> DiLoCoX::firstRanksClock(std::vector<double> left) {
   left.push_back(fragments_.front().samples);
   const std::vector<std::vector<double>> all = gatherNumbers(left, *site_.ranks, "DiLoCoX: compare clocks in a site");
   for (size_t rank = 1; rank < all.size(); ++rank) {

@@ -22,8 +22,8 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       messages_(group_) {
   notices_.watch();
   if (transport_->canCloseTags() && group_.size() > 1) {
-    words_ = std::make_unique<OpWords>(
-        group_, [this](int peer, const OpWord& word) { giveUp(word, peer); },
+    words_ = std::make_unique<OpNotices>(
+        group_, [this](int peer, const OpNotice& word) { giveUp(word, peer); },
         [this](int peer, const std::string& why) {
           std::unique_lock<std::mutex> lock(mutex_);
           const uint32_t sequence = sequence_;

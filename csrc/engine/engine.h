@@ -126,7 +126,7 @@ class Engine {
     int words;  // that are to come
   };
   bool givingUp(const std::string& why, const std::function<bool(const std::string&)>& part);
-  bool giveUp(const OpWord& word, std::optional<int> heard_from);
+  bool giveUp(const OpNotice& word, std::optional<int> heard_from);
   std::optional<Cancellation::Cause> takeGivenUp(uint32_t sequence);
   void forgetGivenUp();
   void closeTags(uint32_t sequence);
@@ -146,7 +146,7 @@ class Engine {
   FlightRecord record_;
   NoticeBoard notices_;
   P2p messages_;
-  std::unique_ptr<OpWords> words_;  // null where the transport cannot close tags, and in a group of one rank
+  std::unique_ptr<OpNotices> words_;  // null where the transport cannot close tags, and in a group of one rank
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> queue_;

@@ -46,7 +46,7 @@ bool Engine::givingUp(const std::string& why, const std::function<bool(const std
 }
 
 // Once an op; whether this was the time. `heard_from`: the peer whose word it is.
-bool Engine::giveUp(const OpWord& word, std::optional<int> heard_from) {
+bool Engine::giveUp(const OpNotice& word, std::optional<int> heard_from) {
   std::optional<Entry> out;
   std::shared_ptr<Cancellation> cancellation;
   {

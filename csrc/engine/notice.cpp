@@ -103,14 +103,14 @@ std::string NoticeBoard::first(std::chrono::milliseconds patience) {
 
 namespace {
 
-std::string textOf(const OpWord& word) {
+std::string textOf(const OpNotice& word) {
   KeyValues text;
   text.fields = {{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}};
   return text.text();
 }
 
 // Throws WireError.
-OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
+OpNotice parse(const GroupContext& group, std::span<const std::byte> frame) {
   const ControlText said = openControlText(frame, group.epoch);
   const KeyValues text = KeyValues::parse(said.text);
   if (text.fields.size() != 2 || text.fields[0].first != "by" || text.fields[1].first != "why")
@@ -127,7 +127,7 @@ OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
 
 }  // namespace
 
-OpWords::OpWords(GroupContext& group, Heard heard, Spoilt spoilt)
+OpNotices::OpNotices(GroupContext& group, Handler heard, Spoilt spoilt)
     : group_(group),
       heard_(std::move(heard)),
       spoilt_(std::move(spoilt)),
@@ -138,15 +138,15 @@ OpWords::OpWords(GroupContext& group, Heard heard, Spoilt spoilt)
   }
 }
 
-void OpWords::start() {
+void OpNotices::start() {
   thread_ = std::thread([this] { hear(); });
 }
 
-OpWords::~OpWords() {
+OpNotices::~OpNotices() {
   stop();
 }
 
-void OpWords::stop() {
+void OpNotices::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
@@ -155,7 +155,7 @@ void OpWords::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void OpWords::post(int peer) {
+void OpNotices::post(int peer) {
   Coming& coming = coming_[peer];
   if (!coming.buffer) coming.buffer = buffers_.take();
   const auto then = [this, peer] {
@@ -172,7 +172,7 @@ void OpWords::post(int peer) {
   }
 }
 
-void OpWords::hear() {
+void OpNotices::hear() {
   for (;;) {
     int peer;
     {
@@ -186,8 +186,8 @@ void OpWords::hear() {
   }
 }
 
-void OpWords::take(int peer) {
-  OpWord word;
+void OpNotices::take(int peer) {
+  OpNotice word;
   try {
     coming_[peer].receiving->wait(std::chrono::milliseconds(0));
     word = parse(group_, BufferPool::span(coming_[peer].buffer));
@@ -200,7 +200,7 @@ void OpWords::take(int peer) {
   post(peer);
 }
 
-void OpWords::tell(const OpWord& word) {
+void OpNotices::tell(const OpNotice& word) {
   FrameHeader header;
   header.kind = FrameKind::control;
   header.sequence = word.sequence;
@@ -223,7 +223,7 @@ void OpWords::tell(const OpWord& word) {
   }
 }
 
-void OpWords::settle(const std::function<bool(std::chrono::milliseconds)>& enough) {
+void OpNotices::settle(const std::function<bool(std::chrono::milliseconds)>& enough) {
   const auto start = OpContext::Clock::now();
   for (;;) {
     Told told;

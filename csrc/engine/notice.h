@@ -46,30 +46,30 @@ class NoticeBoard {
 };
 
 // Word of an op that is given up.
-struct OpWord {
+struct OpNotice {
   uint32_t sequence = 0;
   Cancellation::Cause cause;
 };
 
 // Words of ops that ranks give up, over the control lane. Of a transport that can close tags.
 // Thread-safe.
-class OpWords {
+class OpNotices {
  public:
   // `heard` receives each message, and `spoilt` the reason if a peer sent an invalid one, after which no more are read
   // from it: on a thread of this object's own.
-  using Heard = std::function<void(int peer, const OpWord& word)>;
+  using Handler = std::function<void(int peer, const OpNotice& word)>;
   using Spoilt = std::function<void(int peer, const std::string& why)>;
-  OpWords(GroupContext& group, Heard heard, Spoilt spoilt);
-  ~OpWords();  // as stop()
+  OpNotices(GroupContext& group, Handler heard, Spoilt spoilt);
+  ~OpNotices();  // as stop()
 
   // From now on `heard` and `spoilt` are called.
   void start();
 
-  OpWords(const OpWords&) = delete;
-  OpWords& operator=(const OpWords&) = delete;
+  OpNotices(const OpNotices&) = delete;
+  OpNotices& operator=(const OpNotices&) = delete;
 
   // Tells every peer. Does not wait.
-  void tell(const OpWord& word);
+  void tell(const OpNotice& word);
 
   // Waits until what was told has come to all peers that can hear it, or `enough`, which is asked again and again with
   // the time that this has taken, says so.
@@ -92,7 +92,7 @@ class OpWords {
   void take(int peer);
 
   GroupContext& group_;
-  const Heard heard_;
+  const Handler heard_;
   const Spoilt spoilt_;
   BufferPool buffers_;
   std::vector<Coming> coming_;  // by rank; the thread's

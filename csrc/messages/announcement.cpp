@@ -109,7 +109,7 @@ AnySourceWord AnySourceWord::parse(std::string_view text) {
   return word;
 }
 
-std::string MessageWord::text() const {
+std::string CancelMessage::text() const {
   KeyValues all;
   all.fields = {{"given up", std::to_string(first_tag)},
                 {"number", std::to_string(number)},
@@ -118,11 +118,11 @@ std::string MessageWord::text() const {
   return all.text();
 }
 
-bool MessageWord::is(std::string_view text) {
+bool CancelMessage::is(std::string_view text) {
   return text.starts_with("given up=");
 }
 
-MessageWord MessageWord::parse(std::string_view text) {
+CancelMessage CancelMessage::parse(std::string_view text) {
   const KeyValues all = KeyValues::parse(text);
   const auto field = [&](size_t i) { return i < all.fields.size() ? std::string_view(all.fields[i].first) : ""; };
   if (all.fields.size() != 4 || field(1) != "number" || field(2) != "by" || field(3) != "why") {
@@ -153,8 +153,8 @@ Withdrawal Withdrawal::parse(std::string_view text) {
   return withdrawal;
 }
 
-AnnouncementBoard::AnnouncementBoard(GroupContext& group, Hears hears)
-    : group_(group), hears_(std::move(hears)), buffers_(kFrameHeaderBytes + kMaxText) {}
+AnnouncementBoard::AnnouncementBoard(GroupContext& group, Handlers handlers)
+    : group_(group), handlers_(std::move(handlers)), buffers_(kFrameHeaderBytes + kMaxText) {}
 
 AnnouncementBoard::~AnnouncementBoard() {
   stop();
@@ -200,22 +200,22 @@ void AnnouncementBoard::hear(int peer) {
       posted[i].receiving->wait(kForEver);
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
-        hears_.withdrawal(peer, Withdrawal::parse(text));
+        handlers_.withdrawal(peer, Withdrawal::parse(text));
       } else if (AnySourceWord::is(text)) {
-        hears_.any_source(peer, AnySourceWord::parse(text));
-      } else if (MessageWord::is(text)) {
-        hears_.given_up(peer, MessageWord::parse(text));
+        handlers_.any_source(peer, AnySourceWord::parse(text));
+      } else if (CancelMessage::is(text)) {
+        handlers_.given_up(peer, CancelMessage::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
         announcement.bytes = kFrameHeaderBytes + text.size();
-        hears_.announcement(peer, std::move(announcement));
+        handlers_.announcement(peer, std::move(announcement));
       }
       post(posted[i]);
     }
   } catch (const TransportError& error) {
-    hears_.lost(peer, error);
+    handlers_.lost(peer, error);
   } catch (const std::exception& error) {  // what came is no announcement, or memory is out
-    hears_.lost(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
+    handlers_.lost(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
   }
 }
 

@@ -176,7 +176,7 @@ struct AnySourceWord {
 };
 
 // Either rank of a message that is given up tells this to the other, once (FORMAT.md, "Giving a message up").
-struct MessageWord {
+struct CancelMessage {
   uint32_t first_tag = 0;     // the message's
   uint32_t number = 0;        // said by its sender, unless the message is through there; else 0
   Cancellation::Cause cause;  // of the rank that gave it up first
@@ -185,7 +185,7 @@ struct MessageWord {
   // Whether a text is one of these.
   static bool is(std::string_view text);
   // Throws WireError.
-  static MessageWord parse(std::string_view text);
+  static CancelMessage parse(std::string_view text);
 };
 
 // A group's announcements: those that this rank makes, and, from each peer that it listens to, those it hears;
@@ -195,14 +195,14 @@ class AnnouncementBoard {
  public:
   // Called on a thread of the board's own, of one peer in the order in which it announced; `lost` once, when there will
   // be no more.
-  struct Hears {
+  struct Handlers {
     std::function<void(int peer, Announcement announcement)> announcement;
     std::function<void(int peer, const Withdrawal& withdrawal)> withdrawal;
     std::function<void(int peer, const AnySourceWord& word)> any_source;
-    std::function<void(int peer, const MessageWord& word)> given_up;
+    std::function<void(int peer, const CancelMessage& word)> given_up;
     std::function<void(int peer, const TransportError& why)> lost;
   };
-  AnnouncementBoard(GroupContext& group, Hears hears);
+  AnnouncementBoard(GroupContext& group, Handlers handlers);
   ~AnnouncementBoard();  // as stop()
 
   // Bytes of an announcement's payload at most.
@@ -223,9 +223,9 @@ class AnnouncementBoard {
   }
   Delivery tell(int peer, const AnySourceWord& word) { return tell(peer, word.text(), 0); }
   Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
-  Delivery tell(int peer, const MessageWord& word) { return tell(peer, word.text(), 0); }
+  Delivery tell(int peer, const CancelMessage& word) { return tell(peer, word.text(), 0); }
 
-  // Hears `peer` from now on; any number of times.
+  // Receives what `peer` announces from now on; may be called again.
   void listen(int peer);
 
   // Ends the threads. The control lane must have been cancelled, or they go on.
@@ -241,7 +241,7 @@ class AnnouncementBoard {
   void hear(int peer);
 
   GroupContext& group_;
-  const Hears hears_;
+  const Handlers handlers_;
   BufferPool buffers_;
   std::mutex mutex_;
   std::map<int, std::thread> threads_;

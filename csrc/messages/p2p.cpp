@@ -36,7 +36,7 @@ P2p::P2p(GroupContext& group)
       board_(group, {[this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
                      [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
                      [this](int peer, const AnySourceWord& word) { heardAnySource(peer, word); },
-                     [this](int peer, const MessageWord& word) { heardGivenUp(peer, word); },
+                     [this](int peer, const CancelMessage& word) { heardGivenUp(peer, word); },
                      [this](int peer, const TransportError& why) { lost(peer, why); }}) {}
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {

@@ -222,12 +222,12 @@ class P2p {
   Block& blockOf(int peer, uint32_t number);
   void expectTaken(const P2pMessage& message, const Block& block) const;
   void lost(int peer, const TransportError& why);
-  void heardGivenUp(int peer, const MessageWord& word);
+  void heardGivenUp(int peer, const CancelMessage& word);
   Announcement* announced(int peer, uint32_t first_tag);
   std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
   void leave(P2pMessage& message, bool closes, bool says);
   void say(const P2pMessage& message);
-  void say(int peer, const MessageWord& word);
+  void say(int peer, const CancelMessage& word);
   void forgetGivenUp(P2pMessage& message);
   std::exception_ptr finishSend(P2pSend& message);
   std::exception_ptr finishRecv(P2pRecv& message);

@@ -64,7 +64,7 @@ void P2p::pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcemen
 
 // The peer's word of a message that either rank gives up: an answer, or this rank answers, now or when it has the
 // message.
-void P2p::heardGivenUp(int peer, const MessageWord& word) {
+void P2p::heardGivenUp(int peer, const CancelMessage& word) {
   if (!MessageTags::belongs(word.first_tag, group_.rank(), peer) &&
       !MessageTags::belongs(word.first_tag, peer, group_.rank()))
     throw WireError("message given up: expected the first tag of one, got " + std::to_string(word.first_tag));
@@ -142,7 +142,7 @@ void P2p::say(const P2pMessage& message) {
   say(message.peer, {*message.first_tag_, message.sends ? message.op.sequence : 0, *message.op.cancellation->given()});
 }
 
-void P2p::say(int peer, const MessageWord& word) {
+void P2p::say(int peer, const CancelMessage& word) {
   std::lock_guard<std::mutex> telling(telling_);
   std::erase_if(told_, [](const AnnouncementBoard::Delivery& told) { return isOver(*told.transfer); });
   try {

@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, {}, expected}.text());
   write(corpus / "text", "announcement-tag",
         Announcement{{MessageFlow::Kind::tag, 3}, 1, kFirstMessageTag, expected}.text());
-  write(corpus / "text", "given-up", MessageWord{kFirstMessageTag + 64, 7, {1, "nobody needs it"}}.text());
+  write(corpus / "text", "given-up", CancelMessage{kFirstMessageTag + 64, 7, {1, "nobody needs it"}}.text());
   write(corpus / "text", "withdrawal", Withdrawal{7, 2, "stage 1: micro-batch 3: a NaN\nand more"}.text());
   const auto header = bytesOf({72, 24, 144, "float16", "0.0.sent", "a run"}, "");
   std::string hello(tcp::kHelloBytes, 0), stream(1, 63);

@@ -74,7 +74,7 @@ class Connection {
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
   const bool is_one_of_several_;               // for the congestion control (pace.h)
-  Manner manner_ = mannerFor({});              // until it is judged
+  SendPolicy manner_ = mannerFor({});          // until it is judged
   uint64_t place_ = 0;
   uint64_t sent_ = 0, received_ = 0;
   std::optional<Clock::time_point> blocked_;

@@ -228,7 +228,7 @@ void Endpoint::turn() {
   seeOff();
   const auto from_outside = std::span(waits).subspan(2 + links.size());
   relay_.ready(from_outside.subspan(strangers));
-  Strangers::Heard heard = strangers_->hear(from_outside.first(strangers));
+  Strangers::PendingHello heard = strangers_->hear(from_outside.first(strangers));
   for (Introduction& one : heard.introductions)
     introduce(one);
   for (const Identity& identity : heard.other_secrets) {
@@ -357,7 +357,7 @@ void Endpoint::introduce(Introduction& one) {
   answer.received = 0;
   answer.carries = false;
   answer.unknown = true;
-  say(*one.pipe, answer);
+  sendHello(*one.pipe, answer);
 }
 
 }  // namespace lowcomm::tcp

@@ -115,7 +115,7 @@ class Endpoint {
   void failAll(const std::string& why);
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void acceptSome();
-  using Introduction = Strangers::Heard::Introduction;
+  using Introduction = Strangers::PendingHello::Introduction;
   void introduce(Introduction& one);
   bool mayBeRelayed(const Introduction& one) const;
   Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;

@@ -13,7 +13,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-bool truth(const char* name) {
+bool flagFromEnv(const char* name) {
   const std::string text = variable(name);
   if (text != "" && text != "0" && text != "1")
     throw ValueError(std::string(name) + ": expected 0 or 1, got '" + text + "'");
@@ -41,7 +41,7 @@ EndpointOptions EndpointOptions::fromEnvironment() {
                           withLocalRank("LOWCOMM_ADVERTISE"),
                           variable("LOWCOMM_SOCKET_IFNAME"),
                           variable("LOWCOMM_RATE"),
-                          truth("LOWCOMM_DIAL_ONLY"),
+                          flagFromEnv("LOWCOMM_DIAL_ONLY"),
                           variable("LOWCOMM_RELAY"),
                           false,
                           Secret::fromEnvironment()};

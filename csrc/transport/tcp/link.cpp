@@ -27,14 +27,14 @@ constexpr size_t kAnswerBytes = 1024;  // a Hello, and what TLS puts around it
 
 }  // namespace
 
-bool say(Pipe& pipe, const Hello& hello) {
+bool sendHello(Pipe& pipe, const Hello& hello) {
   std::array<std::byte, kHelloBytes> bytes;
   write(hello, bytes);
   const iovec part{bytes.data(), bytes.size()};
   return pipe.write({&part, 1}).bytes == bytes.size();
 }
 
-void Link::goTheWayOf(const Link& other) {
+void Link::copyRoute(const Link& other) {
   dials_ = other.dials_;
   was_relayed_ = other.was_relayed_;
   next_address_ = was_relayed_ ? route_.addresses.size() : 0;
@@ -132,7 +132,7 @@ void Link::accept(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
   const bool is_dialling = dial_ && dial_->said && dial_->deadline - Clock::now() > kAnswerWithin - kAnswerSoon;
   const bool is_turned = dials_ && !connection_ && !is_dialling;
   const bool carries = theirs.carries && (!dials_ || is_turned);
-  if (!say(*pipe, hello(carries)) || !carries) return;
+  if (!sendHello(*pipe, hello(carries)) || !carries) return;
   dials_ = false;
   attach(std::move(pipe), theirs);
 }
@@ -254,7 +254,7 @@ std::optional<std::string> Link::hearAnswer() {
   Pipe& pipe = *dial_->pipe;
   if (auto over = pipe.isOpen() ? pipe.flush() : pipe.open()) return over;
   if (!pipe.isOpen()) return {};
-  if (!dial_->said && !say(pipe, hello(dial_->carries))) return "no room for a hello";
+  if (!dial_->said && !sendHello(pipe, hello(dial_->carries))) return "no room for a hello";
   dial_->said = true;
   while (dial_->have < kHelloBytes) {
     size_t turn = kAnswerBytes;

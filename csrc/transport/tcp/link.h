@@ -45,7 +45,7 @@ inline constexpr const char* kOtherSecret =
 inline constexpr const char* kChannelClosed = "the peer has closed the channel";
 
 // Whether a Hello went whole into a connection that was just made.
-bool say(Pipe& pipe, const Hello& hello);
+bool sendHello(Pipe& pipe, const Hello& hello);
 
 // A channel and the connection that carries it at the moment. If the connection is lost, the dialling rank dials again,
 // first at once, then twice a second. The other rank asks, by a Hello and at the same intervals, whether the peer's
@@ -65,7 +65,7 @@ class Link {
   MessageStream channel;
 
   // Before it is used: the way to the peer is that of another channel, which has found out who dials, and whom.
-  void goTheWayOf(const Link& other);
+  void copyRoute(const Link& other);
 
   const Route& route() const { return route_; }
 

@@ -51,7 +51,7 @@ void beginCongestion(int fd) {
   set(fd, named() ? named() : "reno");
 }
 
-Manner mannerFor(const SocketReport& report, bool is_one_of_several) {
+SendPolicy mannerFor(const SocketReport& report, bool is_one_of_several) {
   const bool is_near = report.least_round_trip_s < kNearS;
   const double full = kMomentS * report.delivered_a_s / kShortPieceBytes;
   constexpr double kMostTimes = kPieceBytes / kShortPieceBytes;
@@ -60,9 +60,9 @@ Manner mannerFor(const SocketReport& report, bool is_one_of_several) {
           is_near ? 20ms : 2ms};
 }
 
-Manner judge(int fd, bool is_one_of_several) {
+SendPolicy judge(int fd, bool is_one_of_several) {
   const SocketReport report = reportOf(fd);
-  const Manner manner = mannerFor(report, is_one_of_several);
+  const SendPolicy manner = mannerFor(report, is_one_of_several);
   if (!named() && report.least_round_trip_s > 0 && report.congestion != manner.congestion) set(fd, manner.congestion);
   return manner;
 }

@@ -28,7 +28,7 @@ struct SocketReport {
 SocketReport reportOf(int fd);
 
 // How a connection is to send.
-struct Manner {
+struct SendPolicy {
   const char* congestion;  // "reno", "bbr" or "cubic"
 
   // Bytes of a piece: what the connection delivers in a moment, so that a fast link costs few calls of the system and a
@@ -41,11 +41,11 @@ struct Manner {
   // trip, in which others fill the link.
   std::chrono::milliseconds patience{0};
 };
-Manner mannerFor(const SocketReport& report, bool is_one_of_several = false);
+SendPolicy mannerFor(const SocketReport& report, bool is_one_of_several = false);
 
 // Sets the congestion control that fits a connected socket, unless LOWCOMM_CONGESTION names one. Called repeatedly: a
 // connection that was made on a full link has not measured the least round trip yet.
-Manner judge(int fd, bool is_one_of_several = false);
+SendPolicy judge(int fd, bool is_one_of_several = false);
 
 // Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.
 void checkCongestion(int fd);

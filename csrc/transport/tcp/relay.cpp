@@ -71,7 +71,7 @@ void Relay::waitFor(std::vector<pollfd>& waits) const {
   for (const Pair& pair : pairs_) {
     const auto add = [&](const Side& side, const Side& other) {
       const int in = side.end < kBufferBytes && !side.is_over ? POLLIN : 0;
-      const int out = other.end > other.begin && !side.is_deaf ? POLLOUT : 0;
+      const int out = other.end > other.begin && !side.write_closed ? POLLOUT : 0;
       // Negative: left out by poll(), which would tell of a closed connection again and again.
       waits.push_back({in | out ? side.fd.get() : ~side.fd.get(), static_cast<short>(in | out), 0});
     };
@@ -107,13 +107,13 @@ void Relay::pass(Side& from, Side& to) {
     if (count == 0 || (count < 0 && !wouldBlock())) from.is_over = true;
     if (count > 0) from.end += count;
   }
-  if (from.begin < from.end && !to.is_deaf) {
+  if (from.begin < from.end && !to.write_closed) {
     const ssize_t count =
         ::send(to.fd.get(), from.buffer.data() + from.begin, from.end - from.begin, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && !wouldBlock()) to.is_deaf = true;
+    if (count < 0 && !wouldBlock()) to.write_closed = true;
     if (count > 0) from.begin += count, bytes_ += count;
   }
-  if (from.begin < from.end && !to.is_deaf) return;
+  if (from.begin < from.end && !to.write_closed) return;
   from.begin = from.end = 0;
   if (from.is_over && !std::exchange(to.is_told, true)) ::shutdown(to.fd.get(), SHUT_WR);
 }

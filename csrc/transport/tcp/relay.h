@@ -60,15 +60,15 @@ class Relay {
     std::string host;
     Clock::time_point deadline;
   };
-  // One of two joined connections, and what it has said that the other has yet to be given.
+  // One of two joined connections, and the data it has sent that the other has not received yet.
   struct Side {
     Fd fd;
     std::string host = {};
     std::vector<std::byte> buffer = std::vector<std::byte>(kBufferBytes);
     size_t begin = 0, end = 0;
-    bool is_over = false;  // it says no more
-    bool is_deaf = false;  // it takes no more, and what the other says is read for nobody
-    bool is_told = false;  // that the other says no more
+    bool is_over = false;       // it sends no more
+    bool write_closed = false;  // the peer reads no more; data from the other side is discarded
+    bool is_told = false;       // that the other sends no more
   };
   struct Pair {
     Side a, b;

@@ -54,8 +54,8 @@ void Strangers::waitFor(std::vector<pollfd>& waits) const {
     waits.push_back({stranger.pipe->fd(), static_cast<short>(POLLIN | (stranger.pipe->holds() ? POLLOUT : 0)), 0});
 }
 
-Strangers::Heard Strangers::hear(std::span<const pollfd> waits) {
-  Heard heard;
+Strangers::PendingHello Strangers::hear(std::span<const pollfd> waits) {
+  PendingHello heard;
   size_t work = 0;
   Place stranger = strangers_.begin();
   for (const pollfd& wait : waits) {
@@ -76,7 +76,7 @@ Strangers::Heard Strangers::hear(std::span<const pollfd> waits) {
   return heard;
 }
 
-bool Strangers::hear(Stranger& stranger, Heard& heard) {
+bool Strangers::hear(Stranger& stranger, PendingHello& heard) {
   Pipe& pipe = *stranger.pipe;
   const auto noMember = [&](Kind kind) {
     last_host_ = stranger.host;

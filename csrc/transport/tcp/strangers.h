@@ -47,7 +47,7 @@ class Strangers {
   // Appends what to wait for, of each of them.
   void waitFor(std::vector<pollfd>& waits) const;
 
-  struct Heard {
+  struct PendingHello {
     struct Introduction {
       std::unique_ptr<Pipe> pipe;
       Hello hello;
@@ -62,7 +62,7 @@ class Strangers {
   void clear() { strangers_.clear(); }
 
   // Hears those of whom poll() says so, and lets go of those who take too long. `waits`: as waitFor() has made them.
-  Heard hear(std::span<const pollfd> waits);
+  PendingHello hear(std::span<const pollfd> waits);
 
   enum class Kind { silent, other, other_secret, unknown, crowded };
   static constexpr size_t kKinds = 5;
@@ -83,7 +83,7 @@ class Strangers {
   };
   using Place = std::list<Stranger>::iterator;
 
-  bool hear(Stranger& stranger, Heard& heard);  // whether that is over
+  bool hear(Stranger& stranger, PendingHello& heard);  // whether that is over
   void makeRoom(const std::string& host);
 
   const std::string port_;

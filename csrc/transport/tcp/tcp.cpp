@@ -49,7 +49,7 @@ class TcpTransport final : public Transport {
     auto& channels = links_.at(route.peer);
     route.channel = static_cast<uint32_t>(channels.size());
     channels.push_back(std::make_shared<Link>(route));
-    if (channels.size() > 1) endpoint_->locked([&] { channels.back()->goTheWayOf(*channels.front()); });
+    if (channels.size() > 1) endpoint_->locked([&] { channels.back()->copyRoute(*channels.front()); });
     endpoint_->add(channels.back());
   }
   const std::vector<std::shared_ptr<Link>>& links(int peer) const { return links_[peer]; }

@@ -56,7 +56,7 @@ struct Crowd {
   std::vector<tcp::Fd> ends;
 };
 
-Strangers::Heard hear(Strangers& strangers) {
+Strangers::PendingHello hear(Strangers& strangers) {
   std::vector<pollfd> waits;
   strangers.waitFor(waits);
   ::poll(waits.data(), waits.size(), 0);

@@ -292,16 +292,16 @@ TEST(TcpPipe, ReadsAhead) {
 // Near hosts: Reno, and others wait while a slow link takes a piece. Fast links: larger pieces, in whole records of
 // TLS.
 TEST(TcpPace, TheMannerFollowsWhatTheKernelReports) {
-  const Manner unknown = mannerFor({});
+  const SendPolicy unknown = mannerFor({});
   EXPECT_EQ(unknown.piece_bytes, kShortPieceBytes);
-  const Manner slow = mannerFor({.least_round_trip_s = 0.0002, .delivered_a_s = 12.5e6});
+  const SendPolicy slow = mannerFor({.least_round_trip_s = 0.0002, .delivered_a_s = 12.5e6});
   EXPECT_STREQ(slow.congestion, "reno");
   EXPECT_EQ(slow.piece_bytes, kShortPieceBytes);
-  const Manner far = mannerFor({.least_round_trip_s = 0.04, .delivered_a_s = 6e6});
+  const SendPolicy far = mannerFor({.least_round_trip_s = 0.04, .delivered_a_s = 6e6});
   EXPECT_STREQ(far.congestion, "bbr");
   EXPECT_LT(far.patience, slow.patience);
   EXPECT_STREQ(mannerFor({.least_round_trip_s = 0.04}, /*is_one_of_several=*/true).congestion, "cubic");
-  const Manner fast = mannerFor({.least_round_trip_s = 0.00005, .delivered_a_s = 1e9});
+  const SendPolicy fast = mannerFor({.least_round_trip_s = 0.00005, .delivered_a_s = 1e9});
   EXPECT_EQ(fast.piece_bytes, 3 * kShortPieceBytes);
   EXPECT_EQ(mannerFor({.delivered_a_s = 1e12}).piece_bytes, kPieceBytes);
 }
