@@ -103,7 +103,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", help="host:port where machines meet, in place of torchrun")
     parser.add_argument("--machine", help="this one's id there")
-    parser.add_argument("--least", type=int, default=1, help="machines that a run begins with")
+    parser.add_argument("--min-machines", type=int, default=1, help="machines that a run begins with")
     parser.add_argument(
         "--join", action="store_true", help="never begin alone: wait for others, and catch up with them"
     )
@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     device.add_argument(parser)
     args = parser.parse_args()
     try:
-        for name in ("steps", "samples", "batch", "lr", "eps", "validation", "least", "timeout"):
+        for name in ("steps", "samples", "batch", "lr", "eps", "validation", "min_machines", "timeout"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name} expects a positive number, got {getattr(args, name)}")
         if args.serve is not None:
@@ -239,8 +239,8 @@ def main() -> None:
     if args.store:
         patience = timedelta(seconds=args.timeout)
         store = dist.TCPStore(*args.address, is_master=False, timeout=patience)
-        least = max(args.least, 2 if args.join else 1)
-        exchange = lc.StoreExchange(store, args.machine, least=least, timeout=patience)
+        least = max(args.min_machines, 2 if args.join else 1)
+        exchange = lc.StoreExchange(store, args.machine, min_machines=least, timeout=patience)
         result = tune(args, args.machine, {"exchange": exchange}, shows=True)
     else:
         dist.init_process_group("lowcomm")

@@ -18,18 +18,18 @@ loopback; the seconds depend on the machine, the bytes do not). It trains by few
 Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
 
     python examples/train_diloco.py --serve 29400 &
-    python examples/train_diloco.py --store 127.0.0.1:29400 --machine a --least 2 &
-    python examples/train_diloco.py --store 127.0.0.1:29400 --machine b --least 2
+    python examples/train_diloco.py --store 127.0.0.1:29400 --machine a --min-machines 2 &
+    python examples/train_diloco.py --store 127.0.0.1:29400 --machine b --min-machines 2
 
-Kill a machine and the other goes on where `--least` lets it; start it again and it takes the model, the momentum and the
+Kill a machine and the other goes on where `--min-machines` lets it; start it again and it takes the model, the momentum and the
 count of steps from the other. Each writes runs/diloco-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it.
 
 A machine may be a site of several ranks, which shard the model by FSDP2 and come and go together:
 
     torchrun --nproc-per-node 2 --max-restarts 3 --master-port 29501 \
-        examples/train_diloco.py --store 127.0.0.1:29400 --site a --least 2 &
+        examples/train_diloco.py --store 127.0.0.1:29400 --site a --min-machines 2 &
     torchrun --nproc-per-node 2 --max-restarts 3 --master-port 29502 \
-        examples/train_diloco.py --store 127.0.0.1:29400 --site b --least 2
+        examples/train_diloco.py --store 127.0.0.1:29400 --site b --min-machines 2
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--machine", help="this one's id there")
     parser.add_argument("--site", help="in place of --machine, of all ranks that one torchrun starts: their site's id")
     parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
-    parser.add_argument("--least", type=int, default=1, help="machines that there must be")
+    parser.add_argument("--min-machines", type=int, default=1, help="machines that there must be")
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds without a byte until a machine is given up"
     )
@@ -107,7 +107,7 @@ def parse() -> argparse.Namespace:
     device.add_argument(parser)
     args = parser.parse_args()
     try:
-        for name in ("steps", "batch", "lr", "sync_every", "least", "timeout"):
+        for name in ("steps", "batch", "lr", "sync_every", "min_machines", "timeout"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
         if args.serve is not None:
@@ -293,7 +293,7 @@ def at_the_store(args: argparse.Namespace) -> None:
         store,
         name,
         site=dist.group.WORLD if args.site else None,
-        least=args.least,
+        min_machines=args.min_machines,
         patience_s=args.timeout / 2,
         timeout=timedelta(seconds=args.timeout),
     )

@@ -57,7 +57,7 @@ def trains(rank: int, folder: Path, store_host: str, *, layers: int, interval_s:
     torch.manual_seed(int(comes))
     model = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
     least = 1 if comes else SITES - 1
-    members = lc.Membership(client, "abc"[site], site=dist.group.WORLD, least=least, timeout=patient)
+    members = lc.Membership(client, "abc"[site], site=dist.group.WORLD, min_machines=least, timeout=patient)
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
     opt = lc.DiLoCoX(
         inner, EVERY, model=model, group=members, replicas=dist.group.WORLD, codec=CODEC, mode="sync", check_every=0

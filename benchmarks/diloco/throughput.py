@@ -122,7 +122,7 @@ def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
                 "name": row.name,
                 "steps": row.timed,
                 "tokens_s": statistics.median(speeds),
-                "least": min(speeds),
+                "min_machines": min(speeds),
                 "most": max(speeds),
                 "paper": row.paper,
                 "loss_of": row.of,

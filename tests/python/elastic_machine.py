@@ -13,7 +13,7 @@ def join(port, name, **options):
     """A Membership at the store of this port."""
     import torch_lowcomm as lc
 
-    options = {"least": 2, "lost_after_s": 2.0, "timeout": timedelta(seconds=20)} | options
+    options = {"min_machines": 2, "lost_after_s": 2.0, "timeout": timedelta(seconds=20)} | options
     options = {"patience_s": options["timeout"].total_seconds() * 0.9} | options
     return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
 

@@ -41,10 +41,10 @@ def client(store):
 
 
 def rounds_at(store):
-    """Returns rounds(name, beat, least, patience_s, timeout_s): a machine's Rounds, with a client of its own."""
+    """Returns rounds(name, beat, min_machines, patience_s, timeout_s): a machine's Rounds, with a client of its own."""
     from torch_lowcomm.membership.rounds import Rounds
 
-    def rounds(name, beat, least=2, patience_s=0.0, timeout_s=20.0):
-        return Rounds(client(store), name, beat, least=least, patience_s=patience_s, timeout_s=timeout_s)
+    def rounds(name, beat, min_machines=2, patience_s=0.0, timeout_s=20.0):
+        return Rounds(client(store), name, beat, min_machines=min_machines, patience_s=patience_s, timeout_s=timeout_s)
 
     return rounds

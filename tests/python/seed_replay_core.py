@@ -21,7 +21,7 @@ OPTIONS = {
 
 
 EXCHANGE = {
-    "least": 2,
+    "min_machines": 2,
     "deadline_least_s": 3.0,
     "deadline_most_s": 20.0,
     "lost_after_s": 2.0,

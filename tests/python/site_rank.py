@@ -24,7 +24,7 @@ WIDTH, HIDDEN, OUT = 64, 600, 8
 # them, with two sites and batches of 64): a bound of 1 % over a fault and the two outer steps after it is one on the fault.
 BATCH, LR = 512, 5e-4
 _stores = []  # that this process keeps
-_MEMBERSHIP = {"least": 1, "lost_after_s": 3.0, "timeout_s": 12.0}
+_MEMBERSHIP = {"min_machines": 1, "lost_after_s": 3.0, "timeout_s": 12.0}
 
 
 class SiteRank:

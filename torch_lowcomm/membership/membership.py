@@ -47,7 +47,7 @@ class Membership(NotCopied):
     """The machines at a store, each with a separate launcher. They come, go, and form groups of those that are there.
 
         store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
-        members = lc.Membership(store, "office-a", least=2)
+        members = lc.Membership(store, "office-a", min_machines=2)
         opt = lc.DiLoCoX(inner, sync_every=100, group=members)
 
     A machine may be a site of several ranks, under one launcher, which come and go together: every rank makes a Membership
@@ -63,7 +63,7 @@ class Membership(NotCopied):
         machine_id: Id of this machine or site, different from all others; the machine may come back under it.
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
             Making the Membership is collective over it, and so are all methods except `leave` and `count_step`.
-        least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
+        min_machines: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone; 0.6 of them must be less than `timeout`.
         patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step; at least
             0.6 `lost_after_s`, in which steps are seen, and less than `timeout`. One that trains comes after its next outer step.
@@ -89,7 +89,7 @@ class Membership(NotCopied):
         machine_id: str,
         *,
         site: ProcessGroup | None = None,
-        least: int = 1,
+        min_machines: int = 1,
         lost_after_s: float = 10.0,
         patience_s: float = 120.0,
         timeout: timedelta = timedelta(minutes=5),
@@ -99,8 +99,8 @@ class Membership(NotCopied):
             raise TypeError(f"membership: store: expected a torch.distributed.Store, got {type(store).__name__}")
         if not isinstance(machine_id, str) or not machine_id:
             raise ValueError(f"membership: machine_id: expected a text, got {machine_id!r}")
-        if not isinstance(least, int) or least < 1:
-            raise ValueError(f"membership: least: expected 1 or more, got {least!r}")
+        if not isinstance(min_machines, int) or min_machines < 1:
+            raise ValueError(f"membership: min_machines: expected 1 or more, got {min_machines!r}")
         for name, value in (("lost_after_s", lost_after_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise ValueError(f"membership: {name}: expected a number above 0, got {value!r}")
@@ -117,7 +117,7 @@ class Membership(NotCopied):
         if len(set(ids)) > 1:
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
         self._groups = PrefixStore("lowcomm/groups", store)
-        self._id, self._least, self._patience_s, self._timeout = machine_id, least, patience_s, timeout
+        self._id, self._min_machines, self._patience_s, self._timeout = machine_id, min_machines, patience_s, timeout
         self._options = without_nccl(options)
         self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
@@ -134,7 +134,7 @@ class Membership(NotCopied):
             self._store,
             self._id,
             self._beat,
-            least=self._least,
+            min_machines=self._min_machines,
             patience_s=self._patience_s,
             timeout_s=self._timeout.total_seconds(),
         )

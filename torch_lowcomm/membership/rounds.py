@@ -20,8 +20,8 @@ class Rounds:
     """Rounds at a store. Machines enter an open round; it is closed once, with the list of the machines in it.
 
     The first machine in a round closes it as soon as every living machine has entered, or has been waited for long enough;
-    never with fewer than `least` machines. If it dies, or does not close it, the next machine does. Then the machines of the
-    round connect, or none of them does (`agree_to_connect`).
+    never with fewer than `min_machines`. If it dies, or does not close it, the next machine does. Then the machines of the round
+    connect, or none of them does (`agree_to_connect`).
 
     A machine that trains comes to its next outer step, which may be far, before it notices that a round is open. So it is
     waited for while it makes steps. And a machine that was not in the last group does not close this round before
@@ -31,7 +31,7 @@ class Rounds:
         store: A separate client.
         machine_id: Id of this machine.
         beat: Tells which machines are alive, and when they made their last steps.
-        least: Least number of machines.
+        min_machines: Least number of machines.
         patience_s: Seconds that a living machine is waited for without a step; at least three signs of life, between which steps
             are not seen.
         timeout_s: Seconds until a round must have closed with this machine in it, since a machine was last seen to enter, or
@@ -45,12 +45,12 @@ class Rounds:
         machine_id: str,
         beat: Heartbeat,
         *,
-        least: int,
+        min_machines: int,
         patience_s: float,
         timeout_s: float,
     ) -> None:
         self._store, self._id, self._beat = RoundStore(store, machine_id), machine_id, beat
-        self._least, self._timeout_s = least, timeout_s
+        self._min_machines, self._timeout_s = min_machines, timeout_s
         self._patience_s = max(patience_s, 3 * beat.interval_s)
         self._grouped = 0  # the last round whose machines were to connect, this one among them
         self._entry: _Entry | None = None
@@ -187,14 +187,14 @@ class Rounds:
         if now > entry.told + self._timeout_s:
             entry.told = now
             logger.warning("membership: round %d: %s wait for %s", entry.number, there, sorted(missing) or "others")
-        if entry.key not in living or len(there) < self._least or self._waits(entry, there, missing):
+        if entry.key not in living or len(there) < self._min_machines or self._waits(entry, there, missing):
             entry.ready_since = math.inf
         else:
             entry.ready_since = min(entry.ready_since, now)
             if now < entry.ready_since + living.index(entry.key) * self._patience_s:
                 return None  # one before it closes the round
             staying = [machine for machine in there if not self._beat.has_left(machine)]
-            if len(staying) >= self._least:
+            if len(staying) >= self._min_machines:
                 return self._store.close(entry.number, staying)
         if now <= entry.progress + self._timeout_s:
             return None
@@ -223,8 +223,8 @@ class Rounds:
         self._entry = None
         there = [machine for machine in there if not self._beat.has_left(machine)]
         within = f"within {self._timeout_s:g} s (`timeout`)"
-        if len(there) < self._least:
-            expected = f"{self._least} machines or more (`least`) {within}, got {there}"
+        if len(there) < self._min_machines:
+            expected = f"{self._min_machines} machines or more (`min_machines`) {within}, got {there}"
         else:
             last = sorted(missing & entry.last_group)
             expected = f"{last}, alive and of the last group, to come or to train {within}, got neither"

@@ -133,7 +133,7 @@ def test_refuses_a_machine_id_twice(store):
 
 
 def _another_model(r, port):
-    members = join(port, f"machine{r.rank}", least=1, patience_s=1.0)
+    members = join(port, f"machine{r.rank}", min_machines=1, patience_s=1.0)
     if r.rank == 0:
         TrainingResult(members, 0)
         r.say("first")
@@ -166,7 +166,7 @@ def _resumed(r, port):
     else:
         r.hear("left1")
     # Machine 0 goes on alone at once; machine 1 waits for it, so that it does not begin a group of its own.
-    again = join(port, f"machine{r.rank}", least=1, patience_s=1.0 if r.rank == 0 else 15.0)
+    again = join(port, f"machine{r.rank}", min_machines=1, patience_s=1.0 if r.rank == 0 else 15.0)
     back = TrainingResult(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
     if r.rank == 0:
         assert back.opt.steps == steps
@@ -217,7 +217,7 @@ def test_names_the_loss_of_the_store():
     ("arguments", "error", "says"),
     [
         ({"machine_id": ""}, ValueError, "machine_id: expected a text, got ''"),
-        ({"least": 0}, ValueError, "least: expected 1 or more, got 0"),
+        ({"min_machines": 0}, ValueError, "min_machines: expected 1 or more, got 0"),
         ({"patience_s": 300}, ValueError, "patience_s: expected less than the timeout, 300 s, got 300"),
         ({"lost_after_s": 600}, ValueError, "0.6 lost_after_s: expected less than the timeout, 300 s, got 360"),
         ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),

@@ -28,7 +28,7 @@ def _outputs_after_a_cut(tmp_path, train, launch=(), name="--machine"):
 
         def start(host, least):
             command = [sys.executable, *launch, EXAMPLE, "--store", "10.77.0.1:29400", *train, name, f"m{host}"]
-            command += ["--least", str(least), "--json", str(tmp_path / f"m{host}.json")]
+            command += ["--min-machines", str(least), "--json", str(tmp_path / f"m{host}.json")]
             return lab.start_on(host, command, env=environment)
 
         store = lab.start_on(0, [sys.executable, EXAMPLE, "--serve", "29400"], env=environment)

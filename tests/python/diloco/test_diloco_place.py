@@ -101,7 +101,7 @@ def _comes_late(r, port):
     """Machines whose states have other places: the late one takes the other's."""
     if r.rank == 1:
         r.hear("begun")
-    members = join(port, f"machine{r.rank}", least=1)
+    members = join(port, f"machine{r.rank}", min_machines=1)
     trained = TrainingResult(members, r.rank, mode="continue", **_place(r, "mixed"))
     if r.rank == 0:
         trained.steps(8)

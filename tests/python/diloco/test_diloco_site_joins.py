@@ -72,7 +72,7 @@ def _saves(r, port):
     """By the clock, sites have made other numbers of inner steps at an outer one; their states belong together."""
     site = site_of(r.rank)
     clock = {"sync_every": 10000, "sync_seconds": 0.3, "mode": "sync"}
-    trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock)
+    trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, min_machines=2, **clock)
     trained.until_outer_step(4, pause_s=0.2 if site[0] == "b" else 0.0)
     steps, state = trained.opt.steps, trained.outer_state()
     trained.ended()
@@ -92,7 +92,9 @@ def _giver_is_killed(r, port):
     if site[0] == "c":
         r.hear("begun", timeout_s=60)
     large = {"hidden": 3_000, "bound": float("inf")}  # for which the steps are too long
-    trained = SiteRank(r, port, site, "fsdp2", seed=int(site[0] == "c"), mode="sync", least=2, timeout_s=30.0, **large)
+    trained = SiteRank(
+        r, port, site, "fsdp2", seed=int(site[0] == "c"), mode="sync", min_machines=2, timeout_s=30.0, **large
+    )
     if site[0] != "c":
         trained.steps_until(2)
         trained.until_outer_step(4)

@@ -49,7 +49,7 @@ def _uncounted(r, port):
     store = PrefixStore("lowcomm", dist.TCPStore("127.0.0.1", port, is_master=False))
     store.set("1/members", '["gone"]')
     store.add("1/entered", 1)
-    formed = join(port, "only", least=1).form()
+    formed = join(port, "only", min_machines=1).form()
     assert (formed.number, formed.machines) == (2, ("only",))
 
 
@@ -98,9 +98,9 @@ def test_the_time_out_counts_from_the_last_step_of_a_machine_that_is_lost(rounds
 
 def test_another_one_closes_a_round_that_the_first_does_not_close(rounds):
     beat = Beat("abc")
-    assert rounds("a", beat, least=3).enter(0.3) is None  # and is not heard of again
+    assert rounds("a", beat, min_machines=3).enter(0.3) is None  # and is not heard of again
     with ThreadPoolExecutor() as threads:
-        others = [threads.submit(rounds(name, beat, least=3, patience_s=0.5).enter, 20.0) for name in "bc"]
+        others = [threads.submit(rounds(name, beat, min_machines=3, patience_s=0.5).enter, 20.0) for name in "bc"]
         assert {tuple(sorted(one.result()[1])) for one in others} == {("a", "b", "c")}
 
 
@@ -125,7 +125,7 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
         entered = threads.submit(a.enter, 20.0)
         assert b.enter(20.0) == entered.result() and entered.result()[0] == 1
         assert not a.waiting(1)
-        assert rounds("d", Beat("d"), least=1).enter(20.0) == (2, ["d"])
+        assert rounds("d", Beat("d"), min_machines=1).enter(20.0) == (2, ["d"])
         assert a.waiting(1) and b.waiting(1)
         entered = threads.submit(a.enter, 20.0)
         number, members = b.enter(20.0)
@@ -143,7 +143,7 @@ def test_a_newcomer_waits_for_the_last_group_that_connected(store, rounds, word)
     }.items():
         if value is not None:
             store.set(key, value)
-    b, new = (rounds(name, Beat(["b", "new"]), least=1, patience_s=1.0) for name in ("b", "new"))
+    b, new = (rounds(name, Beat(["b", "new"]), min_machines=1, patience_s=1.0) for name in ("b", "new"))
     with ThreadPoolExecutor() as threads:
         entered = threads.submit(new.enter, 20.0)
         time.sleep(2.0)
@@ -159,7 +159,7 @@ def test_a_newcomer_waits_longer_for_a_group_that_has_not_connected_yet(store, r
         store.set("1/absent", "[]")
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"expected \['a', 'b'\], alive and of the last group, to come or to train"):
-        rounds("c", Beat("abc"), least=1, timeout_s=1.0).enter(10.0)
+        rounds("c", Beat("abc"), min_machines=1, timeout_s=1.0).enter(10.0)
     assert decided or time.monotonic() - began > 2.0
 
 
@@ -269,7 +269,7 @@ STEP_S = 0.4
 
 def _long_interval(r, port):
     """An interval is longer than patience and time-out: a machine that comes waits until those that train let it in."""
-    deadlines = {"least": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}
+    deadlines = {"min_machines": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}
     options = {"mode": "sync", "sync_every": 10}
     if r.rank == 2:
         r.hear("training")
@@ -280,7 +280,7 @@ def _long_interval(r, port):
         assert members.formed.number == 2, "it has founded no group of its own"
         assert waited_s > deadlines["timeout"].total_seconds(), "the test is about long intervals"
     else:
-        members = join(port, f"machine{r.rank}", **(deadlines | {"least": 2}))
+        members = join(port, f"machine{r.rank}", **(deadlines | {"min_machines": 2}))
         trained = TrainingResult(members, r.rank, **options)
         trained.steps(1)
         if r.rank == 0:

@@ -50,12 +50,12 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
         "--timeout",
         "20",
     ]
-    first = machines.start(*common, "--machine", "a", "--least", "1")
-    second = machines.start(*common, "--machine", "b", "--least", "2")
+    first = machines.start(*common, "--machine", "a", "--min-machines", "1")
+    second = machines.start(*common, "--machine", "b", "--min-machines", "2")
     machines.until("2 of 2", first)
     second.send_signal(signal.SIGKILL)
     machines.until("1 of 1", first)
-    again = machines.start(*common, "--machine", "b", "--least", "1")
+    again = machines.start(*common, "--machine", "b", "--min-machines", "1")
     machines.until("2 of 2", again)
     time.sleep(2)
     for process in (first, again):
@@ -111,7 +111,7 @@ def test_example_trains_two_sites_of_two_ranks(machines, tmp_path):
 def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
     """README's `--max-restarts`: the other site goes on alone meanwhile, and the site takes its model and count of steps."""
     first, second = _of_readme(machines)
-    endless = ["--batch", "2", "--sync-every", "4", "--steps", "100000", "--timeout", "20", "--least", "1"]
+    endless = ["--batch", "2", "--sync-every", "4", "--steps", "100000", "--timeout", "20", "--min-machines", "1"]
     stays = machines.start(*first, *endless, launch=LAUNCH)
     returns = machines.start(*second, *endless, launch=LAUNCH)
     told = len(machines.until("2 of 2", stays))

@@ -98,7 +98,7 @@ class _Machine:
         torch.manual_seed(0)
         self.model = nn.Linear(64, 8)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        self.members = lc.Membership(store, f"site{r.rank}", least=2, lost_after_s=2.0)
+        self.members = lc.Membership(store, f"site{r.rank}", min_machines=2, lost_after_s=2.0)
         inner = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         arguments = {"sync_every": 5, "mode": "sync", "model": self.model, "group": self.members} | options
         self.opt = names["OuterLoop"](inner, **arguments)

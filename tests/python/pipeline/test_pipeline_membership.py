@@ -23,7 +23,7 @@ def _joined(port, name):
             return lc.Membership(
                 dist.TCPStore("127.0.0.1", port, is_master=False),
                 name,
-                least=2,
+                min_machines=2,
                 lost_after_s=2.0,
                 patience_s=30.0,
                 timeout=timedelta(seconds=40),

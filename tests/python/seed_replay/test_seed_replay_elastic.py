@@ -18,9 +18,9 @@ DEADLINE_S = 120
 class TuningResult:
     """A machine that trains the model of eight clusters."""
 
-    def __init__(self, port, name, least=2, exchange=None, **options):
+    def __init__(self, port, name, min_machines=2, exchange=None, **options):
         client = dist.TCPStore("127.0.0.1", port, is_master=False)
-        self.exchange = lc.StoreExchange(client, name, **(EXCHANGE | {"least": least} | (exchange or {})))
+        self.exchange = lc.StoreExchange(client, name, **(EXCHANGE | {"min_machines": min_machines} | (exchange or {})))
         self.model, self.opt = seed_replay_model.machine(exchange=self.exchange, check_every=5, **options)
         self.opt.join()
         self.core = self.opt.core
@@ -53,7 +53,7 @@ def _story(r, port, options):
     """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
     if r.rank == 3:
         r.hear("begun", DEADLINE_S)
-    machine = TuningResult(port, f"machine{r.rank}", least=3, exchange={"chunk": 8}, **options)
+    machine = TuningResult(port, f"machine{r.rank}", min_machines=3, exchange={"chunk": 8}, **options)
     before = machine.loss()
     if r.rank == 3:
         assert machine.opt.iteration >= 20
@@ -137,7 +137,7 @@ def test_goes_on_from_checkpoints_at_another_store(tmp_path):
 
 def _beyond_the_log(r, port, folder, options):
     """A late machine's weights come by a snapshot, and stand in its own checkpoint."""
-    exchange = {"chunk": 4, "snapshot_every": 8, "least": 1}
+    exchange = {"chunk": 4, "snapshot_every": 8, "min_machines": 1}
     if r.rank == 0:
         machine = TuningResult(port, "first", exchange=exchange, **options)
         while machine.opt.iteration < 24 or machine.store_has("chunk/0"):

@@ -82,7 +82,7 @@ PHASES = [
 
 
 def _killed(r, port, phase):
-    machine = Machine(port, f"machine{r.rank}", least=3).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=3).join()
     if r.rank == 2:
         _signal_around(machine, phase, signal.SIGKILL)
     machine.until(AT + 10)
@@ -107,7 +107,7 @@ def test_goes_on_without_a_killed_machine(store, phase):
 
 def _long_deadline(r, port):
     """Nobody waits for a dead machine as long as for a slow one."""
-    machine = Machine(port, f"machine{r.rank}", least=3, deadline_least_s=1000, deadline_most_s=1000).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=3, deadline_least_s=1000, deadline_most_s=1000).join()
     machine.until(AT)
     if r.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -123,7 +123,9 @@ def test_does_not_wait_for_a_dead_machine(store):
 
 def _slow(r, port):
     """A machine that lives but is too slow is dropped, and comes in again."""
-    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=1000, deadline_least_s=2, deadline_most_s=2)
+    machine = Machine(
+        port, f"machine{r.rank}", min_machines=2, lost_after_s=1000, deadline_least_s=2, deadline_most_s=2
+    )
     machine.join().until(AT)
     if r.rank == 1:
         time.sleep(5)
@@ -143,7 +145,7 @@ def _is_stopped(pid):
 
 def _stopped(r, port, phase):
     """The last machine is stopped until the others are two chunks further, and the keys of that time deleted."""
-    machine = Machine(port, f"machine{r.rank}", least=3, chunk=4).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=3, chunk=4).join()
     if r.rank == 2:
         _signal_around(machine, phase, signal.SIGSTOP)
         r.say("pid", os.getpid())
@@ -171,7 +173,7 @@ def _all_gone(r, port):
     """All machines die; one that comes later takes the log up, and the run."""
     if r.rank == 2:
         r.hear("gone", DEADLINE_S)
-        machine = Machine(port, "later", least=1).join()
+        machine = Machine(port, "later", min_machines=1).join()
         assert machine.core.iteration == AT
         machine.until(AT + 5)
         assert machines_of(machine.step()) == [machine.exchange.machine]
@@ -196,7 +198,7 @@ def _back(r, port):
     """A machine is killed and comes back under its id, with the first weights."""
     if r.rank == 3:
         r.hear("killed", DEADLINE_S)
-    machine = Machine(port, f"machine{min(r.rank, 2)}", least=3).join()
+    machine = Machine(port, f"machine{min(r.rank, 2)}", min_machines=3).join()
     if r.rank == 2:
         machine.until(AT)
         r.say("killed")
@@ -212,7 +214,7 @@ def test_a_killed_machine_comes_back(store):
 
 
 IMPATIENT = {
-    "least": 1,
+    "min_machines": 1,
     "chunk": 4,
     "lost_after_s": 1.0,
     "deadline_factor": 2.0,
@@ -274,11 +276,11 @@ def _silence(exchange):
 
 def _displaced(r, port, silent):
     """A process goes when another one has its place, for it was silent for long: or is there alone."""
-    old = Machine(port, "same", least=1, lost_after_s=0.5).join().until(3)
+    old = Machine(port, "same", min_machines=1, lost_after_s=0.5).join().until(3)
     new = old
     if silent:
         _silence(old.exchange)
-        new = Machine(port, "same", least=1, lost_after_s=0.5).join()
+        new = Machine(port, "same", min_machines=1, lost_after_s=0.5).join()
         assert new.core.iteration == 3
         new.until(5)
     mail = "lowcomm/replay/m1"
@@ -300,7 +302,7 @@ def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
 def _checks_alone(r, port):
     """One machine compares weights, and the other one does not: it goes on at once, and waits for the first."""
     machine = (
-        Machine(port, f"machine{r.rank}", least=2, lost_after_s=10, deadline_least_s=6, deadline_most_s=6)
+        Machine(port, f"machine{r.rank}", min_machines=2, lost_after_s=10, deadline_least_s=6, deadline_most_s=6)
         .join()
         .until(AT)
     )
@@ -320,7 +322,9 @@ def test_comparing_weights_does_not_cost_a_machine_its_place(store):
 
 def _checks_a_dead_machine(r, port):
     """Compared with is who was in the last record: it may be dead since."""
-    machine = Machine(port, f"machine{r.rank}", least=2, deadline_least_s=1000, deadline_most_s=1000).join().until(AT)
+    machine = (
+        Machine(port, f"machine{r.rank}", min_machines=2, deadline_least_s=1000, deadline_most_s=1000).join().until(AT)
+    )
     if r.rank == 1:
         r.hear("seen", DEADLINE_S)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -337,7 +341,7 @@ def test_does_not_wait_for_a_dead_machines_checksum(store):
 
 def _no_beat(r, port):
     """One machine's heartbeat is not seen, but its messages are: those of one that has just come back, or whose beat is slow."""
-    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=3, deadline_least_s=20).join().until(AT)
+    machine = Machine(port, f"machine{r.rank}", min_machines=2, lost_after_s=3, deadline_least_s=20).join().until(AT)
     if r.rank == 1:
         _silence(machine.exchange)
     machine.until(AT + 16, pause_s=0.4 * r.rank)  # this takes longer than lost_after_s

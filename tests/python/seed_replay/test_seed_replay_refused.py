@@ -18,10 +18,10 @@ def _twice(r, port):
     if r.rank == 1:
         r.hear("first", DEADLINE_S)
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            Machine(port, "same", least=1).join()
+            Machine(port, "same", min_machines=1).join()
         r.say("refused")
         return
-    machine = Machine(port, "same", least=1).join()
+    machine = Machine(port, "same", min_machines=1).join()
     machine.until(3)
     r.say("first")
     while not r.path("refused").exists():
@@ -53,7 +53,7 @@ SAYS = {
 
 
 def _liar(r, port, how):
-    machine = Machine(port, f"machine{r.rank}", least=3).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=3).join()
     if r.rank == 2:
         exchange = machine.exchange
         put = exchange._store.put
@@ -117,10 +117,10 @@ def _different(r, port, what):
         if what == "version":
             store_exchange._VERSION = 3
         with pytest.raises(ValueError, match=says):
-            Machine(port, "another", least=1, **given).join()
+            Machine(port, "another", min_machines=1, **given).join()
         r.say("refused")
         return
-    machine = Machine(port, "first", least=1).join()
+    machine = Machine(port, "first", min_machines=1).join()
     r.say("begun")
     while not r.path("refused").exists():
         machine.step()

@@ -93,7 +93,7 @@ def _killed(r, port):
     machine = r.rank // 2
     mesh = _machine(r, 2 * machine, 2)
     model = cases.sharded(mesh)
-    optimizer = cases.optimizer_of(model, exchange=_exchange(port, f"machine{machine}", least=2))
+    optimizer = cases.optimizer_of(model, exchange=_exchange(port, f"machine{machine}", min_machines=2))
     _until(optimizer, model, machine, 4)
     if r.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -86,7 +86,7 @@ def _away(r, port):
         _wait_for_others(machine, 3)
         assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
         return end_together(r, machine, None)
-    machine = Machine(port, f"machine{r.rank}", least=3, **options).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=3, **options).join()
     _wait_for_others(machine, 60)  # as long as a leader takes on a busy machine
     machine.until(3)
     if r.rank != 2:

@@ -24,7 +24,7 @@ PATIENT = {"lost_after_s": 10.0, "deadline_least_s": 20.0}  # nobody is dropped 
 
 
 def _run(r, port, iterations, options):
-    machine = Machine(port, f"machine{r.rank}", least=r.size, **options).join()
+    machine = Machine(port, f"machine{r.rank}", min_machines=r.size, **options).join()
     before = machine.validation()
     machine.until(iterations)
     ended = machine.core.checksum(), machine.exchange.stats(), machine.core.log, machine.validation() / before
@@ -45,7 +45,7 @@ def test_machines_end_alike(store):
 
 
 def _counted(r, port, iterations, samples):
-    machine = Machine(port, f"office-{r.rank}", least=r.size, samples=samples, lost_after_s=60.0).join()
+    machine = Machine(port, f"office-{r.rank}", min_machines=r.size, samples=samples, lost_after_s=60.0).join()
     machine.until(iterations)
     sent = machine.exchange.stats()["sent_bytes"]
     r.say(f"ended{r.rank}")
@@ -227,7 +227,7 @@ def test_sets_other_weights_to_a_snapshot(store):
 
 def _wrong_checkpoint(r, port, iteration, error, says):
     if r.rank == 0:
-        machine = Machine(port, "first", least=1, chunk=4).join()
+        machine = Machine(port, "first", min_machines=1, chunk=4).join()
         machine.until(20)
         r.say("begun")
         while not r.path("refused").exists():
@@ -235,7 +235,7 @@ def _wrong_checkpoint(r, port, iteration, error, says):
         machine.exchange.leave()
         return
     r.hear("begun", DEADLINE_S)
-    machine = Machine(port, "second", least=1, chunk=4)
+    machine = Machine(port, "second", min_machines=1, chunk=4)
     machine.core.iteration = iteration
     with pytest.raises(error, match=says):
         machine.join()
@@ -258,7 +258,7 @@ def test_refuses_weights_of_another_iteration(store, iteration, error, says):
     [
         ({"machine_id": ""}, ValueError, "machine_id: expected a text that is not empty"),
         ({"store": None}, TypeError, "store: expected a torch.distributed.Store, got NoneType"),
-        ({"least": 0}, ValueError, "least: expected an integer of 1 or more, got 0"),
+        ({"min_machines": 0}, ValueError, "min_machines: expected an integer of 1 or more, got 0"),
         ({"snapshot_every": 3}, ValueError, "snapshot_every: expected a multiple of chunk, 256, got 3"),
         ({"deadline_most_s": 1}, ValueError, "deadline_most_s: expected deadline_least_s, 5.0, or more, got 1"),
         ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),
@@ -271,7 +271,7 @@ def test_refuses(store, arguments, error, says):
 
 
 def _misused(r, port):
-    machine = Machine(port, "only", least=1)
+    machine = Machine(port, "only", min_machines=1)
     with pytest.raises(RuntimeError, match=r"expected join\(\) before the first iteration"):
         machine.step()
     machine.join()
@@ -303,7 +303,7 @@ def _rates(r, port):
     """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
     if r.rank == 1:
         r.hear("begun", DEADLINE_S)
-    machine = Machine(port, f"machine{r.rank}", least=1)
+    machine = Machine(port, f"machine{r.rank}", min_machines=1)
     machine.lr = 2.0 ** -(7 + r.rank)
     machine.join()
     if r.rank == 0:

@@ -53,7 +53,7 @@ class StoreExchange(NotCopied):
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
         machine_id: Id of this machine, a number or a name, different from all others; the machine may come back under it.
-        least: The least number of machines with which a run begins.
+        min_machines: The least number of machines with which a run begins.
         deadline_factor: How long a machine waits for the others' messages, in average iterations.
         deadline_least_s: The least such wait in seconds.
         deadline_most_s: The longest such wait in seconds, which also holds until an iteration has been measured.
@@ -78,7 +78,7 @@ class StoreExchange(NotCopied):
         store: Store,
         machine_id: int | str,
         *,
-        least: int = 1,
+        min_machines: int = 1,
         deadline_factor: float = 4.0,
         deadline_least_s: float = 5.0,
         deadline_most_s: float = 300.0,
@@ -91,7 +91,7 @@ class StoreExchange(NotCopied):
     ) -> None:
         expect_options(
             store,
-            least=least,
+            min_machines=min_machines,
             deadline_factor=deadline_factor,
             deadline_least_s=deadline_least_s,
             deadline_most_s=deadline_most_s,
@@ -101,7 +101,7 @@ class StoreExchange(NotCopied):
             timeout=timeout,
         )
         self.machine = machine_number(machine_id)
-        self._shared, self._name, self._least = store, str(machine_id), least
+        self._shared, self._name, self._min_machines = store, str(machine_id), min_machines
         self._lost_after_s, self._timeout_s = lost_after_s, timeout.total_seconds()
         self._chunk, self._snapshot_every = chunk, snapshot_every
         self._options = f"store_protocol={_VERSION} chunk={chunk} snapshot_every={snapshot_every}"
@@ -154,7 +154,14 @@ class StoreExchange(NotCopied):
         try:
             me = (self.machine, self._name)
             self._founding = found(
-                self._store, self._requests, self._names, core, me, alive, least=self._least, timeout_s=self._timeout_s
+                self._store,
+                self._requests,
+                self._names,
+                core,
+                me,
+                alive,
+                min_machines=self._min_machines,
+                timeout_s=self._timeout_s,
             )
             self._head = Head(self._store, self._log, self._founding.commit())
             run = Run(self._store, self._head, self._requests, self._names)

@@ -59,13 +59,13 @@ def found(
     me: tuple[int, str],
     alive: Callable[[], set[str]],
     *,
-    least: int,
+    min_machines: int,
     timeout_s: float,
 ) -> Founding:
     """Returns how the run at this store began; machines that come to an empty store agree on it first.
 
     1. A machine puts its log to the store, if it has one, and sends a join request with its iteration and checksum.
-    2. When `least` living machines have done so, one of them writes the founding by `compare_set`. The run begins at the
+    2. When `min_machines` living machines have done so, one of them writes the founding by `compare_set`. The run begins at the
        latest iteration that a machine comes with; the machines that are behind replay that machine's log.
     3. The others read the founding.
 
@@ -76,7 +76,7 @@ def found(
         core: The weights that this machine comes with, and their log.
         me: This machine's number and name.
         alive: Returns the names of the living machines.
-        least: The least number of machines.
+        min_machines: The least number of machines.
         timeout_s: How long to wait for them.
 
     Raises:
@@ -98,12 +98,13 @@ def found(
         all_requests += requests.between(seen + 1, count)
         seen = count
         there = {request.machine: request for request in all_requests if request.name in alive()}
-        if len(there) >= least:
+        if len(there) >= min_machines:
             value = store.set_first("founded", _proposal(list(there.values()), count).encode())
             break
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"seed replay: expected {least} machines or more to begin with, got {sorted(a.name for a in there.values())} "
+                f"seed replay: expected {min_machines} machines or more to begin with, got "
+                f"{sorted(a.name for a in there.values())} "
                 f"in {timeout_s:g} s"
             )
         value = store.wait_for("founded", wait_s)

@@ -10,7 +10,7 @@ from torch.distributed import Store
 def expect_options(
     store: Store,
     *,
-    least: int,
+    min_machines: int,
     deadline_factor: float,
     deadline_least_s: float,
     deadline_most_s: float,
@@ -27,7 +27,11 @@ def expect_options(
     """
     if not isinstance(store, Store):
         raise TypeError(f"seed replay: store: expected a torch.distributed.Store, got {type(store).__name__}")
-    for name, count, at_least in (("least", least, 1), ("chunk", chunk, 1), ("snapshot_every", snapshot_every, 0)):
+    for name, count, at_least in (
+        ("min_machines", min_machines, 1),
+        ("chunk", chunk, 1),
+        ("snapshot_every", snapshot_every, 0),
+    ):
         if isinstance(count, bool) or not isinstance(count, int) or count < at_least:
             raise ValueError(f"seed replay: {name}: expected an integer of {at_least} or more, got {count!r}")
     if snapshot_every % chunk:
