@@ -157,7 +157,7 @@ class Cuts:
         self.coded, self.remembers = how != "exact", how == "changes"
         channel = 2 * ("exact", "codes", "changes").index(how)
         codecs = (
-            {"forward": args.forward, "backward": args.backward, "first": FIRST, "unit": CODES["unit"]}
+            {"forward": args.forward, "backward": args.backward, "first_visit": FIRST, "unit": CODES["unit"]}
             if self.coded
             else {}
         )

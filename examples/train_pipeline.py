@@ -69,7 +69,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a text file or a directory of them (default: Python's own sources)")
     parser.add_argument("--forward", default="gauss2", help="codec of activations' changes")
     parser.add_argument("--backward", default="gauss4", help="codec of gradients")
-    parser.add_argument("--first", default="minmax8:bucket=128", help="codec of a sample's first visit; none: exact")
+    parser.add_argument(
+        "--first-visit", default="minmax8:bucket=128", help="codec of a sample's first visit; none: exact"
+    )
     parser.add_argument(
         "--cache",
         default="ram",
@@ -112,8 +114,8 @@ def parse() -> argparse.Namespace:
             raise ValueError(
                 f"--samples expects a batch of {args.batch} for each of {args.replicas} replicas, got {args.samples}"
             )
-        args.first = None if args.first == "none" else args.first
-        for codec in (args.forward, args.backward, args.first or "none"):
+        args.first_visit = None if args.first_visit == "none" else args.first_visit
+        for codec in (args.forward, args.backward, args.first_visit or "none"):
             lc.codec(codec)
         args.device = device.choose(args.device)
         args.corpus = data.load(args.data, context=CONFIG.context)
@@ -185,7 +187,7 @@ def train(args: argparse.Namespace, gpt: model.GPT, mesh: DeviceMesh, coded: boo
     """Fine-tunes one pipeline, or several replicas, and measures it. Losses and perplexity are known to the last stage."""
     index, stages = mesh.get_local_rank("stage"), mesh.size(1)
     cache = cache_of(args) if coded else None
-    codecs = {"forward": args.forward, "backward": args.backward, "first": args.first} if coded else {}
+    codecs = {"forward": args.forward, "backward": args.backward, "first_visit": args.first_visit} if coded else {}
     part = Part(copy.deepcopy(gpt), index, stages)
     stage = lc.pipeline.Stage(part, index, stages, args.device, group=mesh.get_group("stage"), cache=cache, **codecs)
     schedule = SCHEDULES[args.schedule](stage, n_microbatches=args.micro_batches, loss_fn=loss_of)

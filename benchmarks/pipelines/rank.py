@@ -103,7 +103,7 @@ class Way(Timed):
         self.files = folder / "slots" if case.cache == "file" else None
         self.cache = cache = lc.pipeline.Cache(folder=self.files) if case.cache else None
         if case.ours:
-            codecs = {"forward": case.forward or None, "backward": case.backward or None, "first": case.first}
+            codecs = {"forward": case.forward or None, "backward": case.backward or None, "first_visit": case.first}
             unit = "message" if case.name in PAPER else None  # what a scale a channel needs to be taken
             stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, unit=unit, **codecs)
         else:

@@ -60,7 +60,7 @@ class Edge(NotCopied):
         *,
         forward: str | None = None,
         backward: str | None = None,
-        first: str | None = "minmax8:bucket=128",
+        first_visit: str | None = "minmax8:bucket=128",
         evaluate: str | None = None,
         cache: Cache | None = None,
         unit: str | None = None,
@@ -74,7 +74,7 @@ class Edge(NotCopied):
             channel: 0...254, the same at both ends: the edge's number among those of the two ranks.
             forward: The codec of tensors; of their changes where there is a cache. None: exact.
             backward: The codec of gradients. None: exact.
-            first: With a cache, the codec of a sample's first visit. None: exact.
+            first_visit: With a cache, the codec of a sample's first visit. None: exact.
             evaluate: The codec under no_grad. None: exact.
             cache: What is remembered of each sample; send() and recv() then need their numbers.
             unit: As `Stage` has it: what codecs code without regard to the rest of a message.
@@ -89,7 +89,7 @@ class Edge(NotCopied):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if not 0 <= channel < EDGES:
             raise ValueError(f"channel: expected one of 0...{EDGES - 1}, got {channel}")
-        for codec in (forward, backward, first, evaluate):
+        for codec in (forward, backward, first_visit, evaluate):
             if codec is not None:
                 _C.Codec(codec)
         self._name = f"{purpose}edge {channel} to rank {peer}"
@@ -97,7 +97,13 @@ class Edge(NotCopied):
         self._cache = cache
         number = FIRST_EDGE + channel
         self._side = Boundary(
-            backend_of(group), peer, number, first=first or "", cache=cache, unit=unit, slot=slot_of(peer, channel)
+            backend_of(group),
+            peer,
+            number,
+            first=first_visit or "",
+            cache=cache,
+            unit=unit,
+            slot=slot_of(peer, channel),
         )
         self._first_rank = dist.get_rank(group) < peer
         self._begin()

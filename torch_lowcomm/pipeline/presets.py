@@ -13,7 +13,7 @@ PRESETS = {
 
 
 def codecs(
-    preset: str | None, forward: str | None, backward: str | None, first: str | None
+    preset: str | None, forward: str | None, backward: str | None, first_visit: str | None
 ) -> tuple[str | None, str | None, str | None]:
     """The codecs of activations, of gradients and of first visits: a preset's, or without one those that are given.
 
@@ -21,10 +21,14 @@ def codecs(
         ValueError: The preset is unknown, or there is one and codecs are given with it.
     """
     if preset is None:
-        return forward, backward, first
+        return forward, backward, first_visit
     if preset not in PRESETS:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
-    for option, given, default in (("forward", forward, None), ("backward", backward, None), ("first", first, FIRST)):
+    for option, given, default in (
+        ("forward", forward, None),
+        ("backward", backward, None),
+        ("first_visit", first_visit, FIRST),
+    ):
         if given not in (None, default):
             raise ValueError(f"{option}: expected none with preset {preset!r}, got {given!r}")
     return *PRESETS[preset], None

@@ -48,7 +48,7 @@ class Stage(NotCopied, PipelineStage):
         *args: Any,
         forward: str | None = None,
         backward: str | None = None,
-        first: str | None = FIRST,
+        first_visit: str | None = FIRST,
         evaluate: str | None = None,
         cache: Cache | None = None,
         window: int | None = None,
@@ -69,14 +69,14 @@ class Stage(NotCopied, PipelineStage):
             *args: As PipelineStage.
             forward: The codec of activations; of their changes where there is a cache. None: exact.
             backward: The codec of gradients. None: exact.
-            first: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
+            first_visit: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
             evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
             window: How many micro-batches' receives are posted ahead. None: all of a step.
             unit: What codecs code without regard to the rest of a message, so that no decoded element tells of the rest: "token",
                 the last dimension; "sample", all but the first one; "message", nothing. None: a token of a tensor with three
                 dimensions, [batch, time, width], else a sample. Tensors of one dimension travel exact, unless "message".
-            preset: "paper:2/4", "paper:3/6" or "paper:4/8", in place of `forward`, `backward` and `first`: the bits of
+            preset: "paper:2/4", "paper:3/6" or "paper:4/8", in place of `forward`, `backward` and `first_visit`: the bits of
                 activations and of gradients in the paper's experiments (section 4), a scale a channel, first visits exact. Such
                 scales tell a token of all later ones, which a causal model learns to read: with activations [batch, time, width]
                 they need unit="message".
@@ -87,7 +87,7 @@ class Stage(NotCopied, PipelineStage):
                 has no forward codec, window is below 1, there is no such unit, or there are more than 257 stages.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
-        forward, backward, first = codecs(preset, forward, backward, first)
+        forward, backward, first_visit = codecs(preset, forward, backward, first_visit)
         of_module = getattr(unwrapped(submodule), "message_codec", None)
         forward, backward = (of_module if codec is None else codec for codec in (forward, backward))
         if cache is not None and forward in (None, "none"):
@@ -96,12 +96,12 @@ class Stage(NotCopied, PipelineStage):
             raise ValueError(f"num_stages: expected at most {BOUNDARIES + 1}, got {num_stages}")
         if window is not None and window < 1:
             raise ValueError(f"window: expected 1 or more, got {window}")
-        for codec in (forward, backward, first, evaluate):
+        for codec in (forward, backward, first_visit, evaluate):
             if codec is not None:
                 _C.Codec(codec)
         self._backend = backend_of(self.group)
         self._forward, self._backward = forward or "", backward or ""
-        self._first, self._evaluate = first or "", evaluate or ""
+        self._first, self._evaluate = first_visit or "", evaluate or ""
         expect_unit(unit)
         self._cache, self._window, self._unit = cache, window, unit
         # torch does not compare them where both are given.

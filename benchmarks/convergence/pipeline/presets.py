@@ -30,7 +30,7 @@ GAUSS = ("gauss2", "gauss4")
 CLAIMS = {
     "exact": Configuration(),
     "DirectQ sym2/sym8": Configuration(**coded(*BY_CHANNEL)),
-    "AQ sym2/sym8": aq(*BY_CHANNEL, first=None),
+    "AQ sym2/sym8": aq(*BY_CHANNEL, first_visit=None),
     "DirectQ gauss2/gauss4": Configuration(**coded(*GAUSS)),
     "AQ gauss2/gauss4": aq(*GAUSS),
     "AQ gauss1/gauss4": aq("gauss1", "gauss4"),
@@ -39,7 +39,7 @@ CLAIMS = {
 }
 # Grids for the preset of 2 and 4 bits. The paper's 2^b intervals of [-1, 1] (section 4) are mid<b>. As many seeds as the claims.
 TWO_BITS = {
-    name: aq(forward, "sym4:axis=channel", first=None)
+    name: aq(forward, "sym4:axis=channel", first_visit=None)
     for name, forward in (
         ("AQ sym2/sym4", "sym2:axis=channel"),
         ("AQ mid2/sym4", "mid2:axis=channel"),
@@ -48,7 +48,7 @@ TWO_BITS = {
 }
 # The paper's appendix H, and what it leaves open.
 VARIANTS = {
-    "AQ gauss2/gauss4, first exact": aq(*GAUSS, first=None),
+    "AQ gauss2/gauss4, first exact": aq(*GAUSS, first_visit=None),
     "DirectQ gauss4/gauss4": Configuration(**coded("gauss4", "gauss4")),
     "AQ gauss4/gauss4": aq("gauss4", "gauss4"),
     "DirectQ gauss1/gauss4": Configuration(**coded("gauss1", "gauss4")),

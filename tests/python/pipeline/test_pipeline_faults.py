@@ -39,7 +39,10 @@ def _mistakes(r):
             "forward: expected none with preset 'paper:2/4', got 'gauss2'",
         ),
         ({"preset": "paper:2/4", "backward": "sym4"}, "backward: expected none with preset 'paper:2/4', got 'sym4'"),
-        ({"preset": "paper:2/4", "first": "minmax4"}, "first: expected none with preset 'paper:2/4', got 'minmax4'"),
+        (
+            {"preset": "paper:2/4", "first_visit": "minmax4"},
+            "first_visit: expected none with preset 'paper:2/4', got 'minmax4'",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             case.build(r.rank, r.size, "GPipe", **options)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import torch_lowcomm as lc
 
 EPOCHS, WARM, EVERY = 6, 3, 4
-CODED = {"forward": "sym3:bucket=512", "backward": "sym6:bucket=512", "first": "minmax8:bucket=128"}
+CODED = {"forward": "sym3:bucket=512", "backward": "sym6:bucket=512", "first_visit": "minmax8:bucket=128"}
 
 
 def _quantized(parameters, mesh):

@@ -91,7 +91,9 @@ def _cached(r, name, dtype=torch.float32):
 
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
-    schedule, stages = case.build(r.rank, r.size, name, cache=cache, dtype=dtype, first="minmax8:bucket=128", **CODED)
+    schedule, stages = case.build(
+        r.rank, r.size, name, cache=cache, dtype=dtype, first_visit="minmax8:bucket=128", **CODED
+    )
     optimizer = torch.optim.SGD([p for s in stages for p in s.submod.parameters()], lr=0.05)
     for samples, x, y in lc.pipeline.batches(case.data(), batch=case.ROWS, seed=1, epochs=3):
         lc.pipeline.step(schedule, x.to(dtype), samples=samples, target=y.to(dtype))
@@ -240,7 +242,7 @@ def _by_channel(r):
         r.size,
         "1F1B",
         cache=cache,
-        first=None,
+        first_visit=None,
         forward="sym2:axis=channel",
         backward="sym8:axis=channel",
         unit="message",
@@ -263,7 +265,7 @@ def _preset(r):
 
     r.init("lowcomm")
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-    same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first": None}
+    same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first_visit": None}
     found = []
     for options in ({"preset": "paper:3/6"}, same):
         options = {**options, "cache": lc.pipeline.Cache(), "unit": "message"}

@@ -13,7 +13,7 @@ ELEMENTS, SAMPLES = 96, 4
 
 
 def _channel(backend, peer, number, *, codec="", memory=None):
-    return _C.Channel(
+    return _C.BoundaryChannel(
         backend,
         peer,
         number,

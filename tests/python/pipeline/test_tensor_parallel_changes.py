@@ -33,8 +33,8 @@ class Sum:
         }
         peer = 1 - self.me
         # By the rank that sums: the parts on their way there, and the sums on their way back.
-        self.parts = [_C.Channel(backend, peer, 8 + i, memory=self.memories[i], **names) for i in (0, 1)]
-        self.sums = [_C.Channel(backend, peer, 16 + i, memory=self.memories[2 + i], **names) for i in (0, 1)]
+        self.parts = [_C.BoundaryChannel(backend, peer, 8 + i, memory=self.memories[i], **names) for i in (0, 1)]
+        self.sums = [_C.BoundaryChannel(backend, peer, 16 + i, memory=self.memories[2 + i], **names) for i in (0, 1)]
         self.samples = SAMPLES if remembers else []
         self.codec = None if remembers else _C.Codec(codec)
 

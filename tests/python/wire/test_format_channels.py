@@ -28,7 +28,7 @@ def activations(batch: list[int], visit: int) -> torch.Tensor:
 
 def channel_of(group: object, codec: str, memory: object) -> object:
     """The library's end."""
-    return _C.Channel(
+    return _C.BoundaryChannel(
         group,
         1,
         CHANNEL,

@@ -66,8 +66,8 @@ def test_a_message_that_differs_is_answered_by_error_frames():
     assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in str(errors[0])
 
 
-def _channel(group: object, number: int) -> _C.Channel:
-    return _C.Channel(
+def _channel(group: object, number: int) -> _C.BoundaryChannel:
+    return _C.BoundaryChannel(
         group, 1, number, dtype=torch.float32, codec="", first="", channels=1, memory=None, edge="", part=""
     )
 
