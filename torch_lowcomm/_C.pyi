@@ -71,8 +71,8 @@ class Options(Backend.Options):
             (LOWCOMM_RING_FROM; 0 for never).
         flight_record: Number of the group's last ops and messages that `flight_record()` shows, 0 … 65,536. Ranks may differ
             (LOWCOMM_FLIGHT_RECORD; 64).
-        staged: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False, or if the
-            build or the device cannot, values are copied. Ranks may differ (LOWCOMM_STAGED; 0).
+        encode_on_device: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False,
+            or if the build or the device cannot, values are copied. Ranks may differ (LOWCOMM_ENCODE_ON_DEVICE; 0).
         nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
             group's first CUDA tensor on, but not with transport="tcp". False: never; they go through host memory, for ranks
             that share a GPU or hosts between which NCCL does not work. True: making a group fails without NCCL
@@ -98,7 +98,7 @@ class Options(Backend.Options):
         connections: int | None = None,
         ring_from: int | None = None,
         flight_record: int | None = None,
-        staged: bool | None = None,
+        encode_on_device: bool | None = None,
         nccl: bool | None = None,
         transport: str | None = None,
     ) -> None: ...
@@ -121,7 +121,7 @@ class Options(Backend.Options):
     @property
     def flight_record(self) -> int | None: ...
     @property
-    def staged(self) -> bool | None: ...
+    def encode_on_device(self) -> bool | None: ...
     @property
     def nccl(self) -> bool | None: ...
     @property

@@ -14,7 +14,7 @@ FIELDS = (
     "connections",
     "ring_from",
     "flight_record",
-    "staged",
+    "encode_on_device",
     "nccl",
     "transport",
 )

@@ -56,8 +56,8 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
   std::string because;
   std::unique_ptr<CodecKernels> kernels;
   const auto saturates = [](const CodecSpec& codec) { return codec.nonfinite == Nonfinite::saturate; };
-  if (!group_.settings().staged) {
-    because = "staged=False";
+  if (!group_.settings().encode_on_device) {
+    because = "encode_on_device=False";
   } else if (group_.size == 1) {
     because = "a group of one rank";
   } else if (!staged.because.empty()) {

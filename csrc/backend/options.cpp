@@ -99,7 +99,8 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
-  settings.staged = integer(lookup, number(o.staged), "staged", "LOWCOMM_STAGED", settings.staged, 0, 1) == 1;
+  settings.encode_on_device = integer(lookup, number(o.encode_on_device), "encode_on_device",
+                                      "LOWCOMM_ENCODE_ON_DEVICE", settings.encode_on_device, 0, 1) == 1;
   const char* text = lookup("LOWCOMM_NCCL");
   if (o.nccl || (text && !trimmed(text).empty()))
     settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
@@ -144,7 +145,7 @@ void Options::inherit(const Settings& parent) {
   if (parent.connections > 0) fill(connections, parent.connections);
   fill(ring_from, parent.ring_from);
   fill(flight_record, parent.flight_record);
-  if (!staged) staged = parent.staged;
+  if (!encode_on_device) encode_on_device = parent.encode_on_device;
   if (!nccl) nccl = parent.nccl;
   if (!transport) transport = parent.transport;
 }
@@ -157,8 +158,9 @@ std::string Options::repr() const {
   };
   return "Options(policy=" + quoted(policy) + ", min_bytes=" + shown(min_bytes) + ", seed=" + shown(seed) +
          ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
-         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) + ", staged=" + truth(staged) +
-         ", nccl=" + truth(nccl) + ", transport=" + quoted(transport) +
+         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
+         ", encode_on_device=" + truth(encode_on_device) + ", nccl=" + truth(nccl) +
+         ", transport=" + quoted(transport) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -54,7 +54,7 @@ struct Settings {
   uint64_t connections = 0;          // to every peer, for bulk; 0: 1, or with "tcp" as many as it needs (connectTcp)
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
-  bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
+  bool encode_on_device = false;     // CUDA tensors that are coded are coded where they are; each rank's own affair
   std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
   std::string transport = "gloo";    // what carries frames: "gloo", or "tcp" (transport/tcp)
   bool secret = false;               // whether the environment has one (secret.h)
@@ -75,9 +75,9 @@ void checkTimeout(std::chrono::milliseconds timeout);
 
 // The options that a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that is made
-// next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the same object
-// to every group, so a group copies it.
+// LOWCOMM_ENCODE_ON_DEVICE, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that
+// is made next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the
+// same object to every group, so a group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 
@@ -88,7 +88,7 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> connections;
   std::optional<int64_t> ring_from;
   std::optional<int64_t> flight_record;
-  std::optional<bool> staged;
+  std::optional<bool> encode_on_device;
   std::optional<bool> nccl;
   std::optional<std::string> transport;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place

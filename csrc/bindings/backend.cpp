@@ -172,7 +172,8 @@ void bindBackend(py::module_& m) {
       "link),\n"
       "ring_from (LOWCOMM_RING_FROM, 0: never): from so many\n"
       "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
-      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where\n"
+      "`flight_record()` shows; 0: none), encode_on_device (LOWCOMM_ENCODE_ON_DEVICE, 0; 1: CUDA tensors that are "
+      "coded are coded where\n"
       "they are), nccl (LOWCOMM_NCCL, None: NCCL serves exact CUDA tensors where torch and the machine have it, but\n"
       "not with \"tcp\"; False or 0: it is never made, and they go through host memory; True or 1: without it there "
       "is\n"
@@ -180,12 +181,13 @@ void bindBackend(py::module_& m) {
       "(LOWCOMM_TRANSPORT, \"gloo\"; \"tcp\": frames travel on one port a process, and a cut connection costs a "
       "pause),\n"
       "timeout (init_process_group's). Frozen. Every rank of a group must give the same, except for\n"
-      "flight_record and staged. Raises ValueError naming the field, what is expected and what it got.")
+      "flight_record and encode_on_device. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
                        std::optional<int64_t> ring_from, std::optional<int64_t> flight_record,
-                       std::optional<bool> staged, std::optional<bool> nccl, std::optional<std::string> transport) {
+                       std::optional<bool> encode_on_device, std::optional<bool> nccl,
+                       std::optional<std::string> transport) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
@@ -194,7 +196,7 @@ void bindBackend(py::module_& m) {
              options->connections = connections;
              options->ring_from = ring_from;
              options->flight_record = flight_record;
-             options->staged = staged;
+             options->encode_on_device = encode_on_device;
              options->nccl = nccl;
              options->transport = std::move(transport);
              if (timeout) {
@@ -207,8 +209,8 @@ void bindBackend(py::module_& m) {
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
            py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
-           py::arg("flight_record") = py::none(), py::arg("staged") = py::none(), py::arg("nccl") = py::none(),
-           py::arg("transport") = py::none())
+           py::arg("flight_record") = py::none(), py::arg("encode_on_device") = py::none(),
+           py::arg("nccl") = py::none(), py::arg("transport") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
@@ -216,7 +218,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("connections", [](const Options& o) { return o.connections; })
       .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
       .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
-      .def_property_readonly("staged", [](const Options& o) { return o.staged; })
+      .def_property_readonly("encode_on_device", [](const Options& o) { return o.encode_on_device; })
       .def_property_readonly("nccl", [](const Options& o) { return o.nccl; })
       .def_property_readonly("transport", [](const Options& o) { return o.transport; })
       .def_property_readonly("timeout",

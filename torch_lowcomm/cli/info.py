@@ -112,10 +112,11 @@ def _kernels() -> str:
 
 def _coding() -> str:
     """Tells where CUDA tensors are coded: on their GPU or by the host."""
-    asked = os.environ.get("LOWCOMM_STAGED", "").strip() == "1"
+    asked = os.environ.get("LOWCOMM_ENCODE_ON_DEVICE", "").strip() == "1"
     if asked and _build_info.CUDA_ARCHITECTURES:
-        return "coded on their GPU where its kernels are compiled (LOWCOMM_STAGED=1), else copied and coded by the host"
-    why = "LOWCOMM_STAGED=1 asks for kernels, which this build has not" if asked else "LOWCOMM_STAGED is not 1"
+        return "coded on their GPU if it has kernels (LOWCOMM_ENCODE_ON_DEVICE=1), else copied and coded by the host"
+    name = "LOWCOMM_ENCODE_ON_DEVICE"
+    why = f"{name}=1 asks for kernels, which this build has not" if asked else f"{name} is not 1"
     return f"copied and coded by the host ({why})"
 
 

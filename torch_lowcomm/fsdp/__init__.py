@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
+from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, agree, tell
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
-from torch_lowcomm.fsdp.fsdp1 import State, hook
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
 from torch_lowcomm.fsdp.plan import Choices, Plan
@@ -21,7 +21,7 @@ from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
-__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "State", "hook", "quantize"]
+__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
 
 logger = logging.getLogger("torch_lowcomm")
 

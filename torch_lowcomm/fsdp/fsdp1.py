@@ -24,7 +24,7 @@ class State(NotCopied):
 
         model = FullyShardedDataParallel(module, process_group=group)
         lc.set_policy(group, "all_gather=minmax8:bucket=1024")                              # weights
-        model.register_comm_hook(lc.fsdp.State(gradients="qsgd8:bucket=1024", group=group), lc.fsdp.hook)
+        model.register_comm_hook(lc.fsdp.fsdp1.State(gradients="qsgd8:bucket=1024", group=group), lc.fsdp.fsdp1.hook)
 
     FSDP1 passes flat buffers without the parameters in them, so that norms and biases are coded too: prefer FSDP2 and
     `lc.fsdp.quantize`. Give weights a codec that does not round at random (not qsgd, dither, lattice): a policy draws again
@@ -49,7 +49,7 @@ class State(NotCopied):
         self._backend = backend_of(group)
         self._slot = self._backend.reserve_slots(self._backend.size())  # every slice has separate draws
         logger.info(
-            "fsdp.State: gradients of FSDP1's flat buffers travel as %s, norms and biases too; weights by the policy of "
+            "fsdp1.State: gradients of FSDP1's flat buffers travel as %s, norms and biases too; weights by the policy of "
             "group %s, %r",
             self.codec,
             self._backend.group_name,

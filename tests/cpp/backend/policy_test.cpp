@@ -43,7 +43,7 @@ class OptionsTest : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES",
-                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM", "LOWCOMM_STAGED"})
+                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM", "LOWCOMM_ENCODE_ON_DEVICE"})
       unsetenv(name);
   }
 };
@@ -176,12 +176,12 @@ TEST_F(OptionsTest, BadFieldsAreNamed) {
 }
 
 TEST_F(OptionsTest, StagedWhereSomebodyAsksForIt) {
-  EXPECT_FALSE(Options().resolve().staged);
-  const Environment yes(std::map<std::string, std::string>{{"LOWCOMM_STAGED", "1"}});
-  EXPECT_TRUE(Options().resolve().staged);
+  EXPECT_FALSE(Options().resolve().encode_on_device);
+  const Environment yes(std::map<std::string, std::string>{{"LOWCOMM_ENCODE_ON_DEVICE", "1"}});
+  EXPECT_TRUE(Options().resolve().encode_on_device);
   Options no;
-  no.staged = false;
-  EXPECT_FALSE(no.resolve().staged);
+  no.encode_on_device = false;
+  EXPECT_FALSE(no.resolve().encode_on_device);
 }
 
 TEST_F(OptionsTest, BadVariablesAreNamed) {
@@ -193,7 +193,7 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
       {"LOWCOMM_POLICY", "barrier=qsgd8", {"LOWCOMM_POLICY: ", "unknown op 'barrier'"}},
       {"LOWCOMM_CONNECTIONS", "0", {"LOWCOMM_CONNECTIONS: expected 1 ... 64, got 0"}},
       {"LOWCOMM_RING_FROM", "-1", {"LOWCOMM_RING_FROM: expected 0 ... ", "got -1"}},
-      {"LOWCOMM_STAGED", "2", {"LOWCOMM_STAGED: expected 0 ... 1, got 2"}},
+      {"LOWCOMM_ENCODE_ON_DEVICE", "2", {"LOWCOMM_ENCODE_ON_DEVICE: expected 0 ... 1, got 2"}},
       {"LOWCOMM_MIN_BYTES", "64k", {"LOWCOMM_MIN_BYTES: expected an integer, got '64k'"}},
       {"LOWCOMM_MIN_BYTES", "-1", {"LOWCOMM_MIN_BYTES: expected 0 ... ", "got -1"}},
       {"LOWCOMM_SEED", "x", {"LOWCOMM_SEED: expected an integer, got 'x'"}},
@@ -212,13 +212,13 @@ TEST_F(OptionsTest, ReprShowsEveryField) {
   Options options;
   EXPECT_EQ(options.repr(),
             "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, ring_from=None, "
-            "flight_record=None, staged=None, nccl=None, transport=None, timeout=None)");
+            "flight_record=None, encode_on_device=None, nccl=None, transport=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
   EXPECT_EQ(
       options.repr(),
       "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, ring_from=None, "
-      "flight_record=None, staged=None, nccl=None, transport=None, timeout=None)");
+      "flight_record=None, encode_on_device=None, nccl=None, transport=None, timeout=None)");
 }
 
 }  // namespace

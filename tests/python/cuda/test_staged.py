@@ -46,9 +46,9 @@ def _on_the_host(r):
     stats = _stats("all_reduce")
     assert stats["staged_calls"] == stats["device_to_host_bytes"] == stats["host_to_device_bytes"] == 0, stats
     assert stats["unstaged_because"] == {}, stats
-    assert lc.Options(staged=False).staged is False
-    assert lc.Options().staged is None
-    assert "staged=False" in repr(lc.Options(staged=False))
+    assert lc.Options(encode_on_device=False).encode_on_device is False
+    assert lc.Options().encode_on_device is None
+    assert "encode_on_device=False" in repr(lc.Options(encode_on_device=False))
 
 
 def test_host_tensors_have_no_part_in_it(pair):

@@ -1,4 +1,4 @@
-"""FSDP1 with lc.fsdp.hook for gradients and the group's policy for weights, by every strategy that runs on the CPU."""
+"""FSDP1 with lc.fsdp.fsdp1.hook for gradients and the group's policy for weights, by every strategy that runs on the CPU."""
 
 import warnings
 import zlib
@@ -55,8 +55,8 @@ def _run(r, strategy, how):
         weights, gradients = (WEIGHTS, GRADIENTS) if how == "coded" else ("none", "none")
         if how == "coded":
             lc.set_policy(f"all_gather={weights}")
-        state = lc.fsdp.State(gradients=gradients)
-        model.register_comm_hook(state, lc.fsdp.hook)
+        state = lc.fsdp.fsdp1.State(gradients=gradients)
+        model.register_comm_hook(state, lc.fsdp.fsdp1.hook)
     lc.reset_stats()
     losses, crc = _train(r, model)
     return losses, crc, lc.stats()[dist.group.WORLD.group_name], state and state.state_dict()
@@ -92,7 +92,7 @@ def _hybrid(r, coded):
         lc.set_policy(groups["replicate"], "all_reduce=sym8:bucket=1024")
     model = _model(r, "HYBRID_SHARD", (groups["shard"], groups["replicate"]))
     with pytest.raises(AssertionError, match="not supported for hybrid"):
-        model.register_comm_hook(lc.fsdp.State(), lc.fsdp.hook)
+        model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
     losses, _ = _train(r, model)
     shard, replicate = (lc.stats(groups[name])[groups[name].group_name] for name in ("shard", "replicate"))
     calls = [shard[op]["calls"] - shard[op]["exact_calls"] for op in ("all_gather", "reduce_scatter")]
@@ -114,30 +114,30 @@ def _scopes(r):
 
     r.init("lowcomm")
     with pytest.raises(ValueError, match="foo8"):
-        lc.fsdp.State(gradients="foo8")
+        lc.fsdp.fsdp1.State(gradients="foo8")
     with pytest.raises(ValueError, match="backend lowcomm"):
-        lc.fsdp.State(group=dist.new_group(backend="gloo"))
-    state, n = lc.fsdp.State(), 4096
+        lc.fsdp.fsdp1.State(group=dist.new_group(backend="gloo"))
+    state, n = lc.fsdp.fsdp1.State(), 4096
     x = torch.randn(n * r.size, generator=torch.Generator().manual_seed(r.rank))
     parts = [torch.randn(n * r.size, generator=torch.Generator().manual_seed(q)) for q in range(r.size)]
     mean = sum(parts[1:], parts[0]) / r.size
     got = torch.empty(n)
-    lc.fsdp.hook(state, x, got)
+    lc.fsdp.fsdp1.hook(state, x, got)
     want = mean[r.rank * n : (r.rank + 1) * n]
     assert 0 < (got - want).abs().max() < 0.05
     again = torch.empty(n)
-    lc.fsdp.hook(state, x, again)
+    lc.fsdp.fsdp1.hook(state, x, again)
     assert not torch.equal(got, again), "a reduction reuses the draws of the one before"
     state.load_state_dict({"calls": 0})
-    lc.fsdp.hook(state, x, again)
+    lc.fsdp.fsdp1.hook(state, x, again)
     assert torch.equal(got, again)
     with lc.exact():
-        lc.fsdp.hook(state, x, got)
+        lc.fsdp.fsdp1.hook(state, x, got)
         whole = x.clone()
-        lc.fsdp.hook(state, whole)
+        lc.fsdp.fsdp1.hook(state, whole)
     assert torch.equal(got, want)
     assert torch.equal(whole, mean)
-    lc.fsdp.hook(state, x.double(), got.double())
+    lc.fsdp.fsdp1.hook(state, x.double(), got.double())
     reasons = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]["exact_because"]
     assert reasons == {"inside lc.exact()": 1, "its dtype is torch.float64": 1}, reasons
 
@@ -151,7 +151,7 @@ def _mixed(r):
 
     r.init("lowcomm")
     model = _model(r, "FULL_SHARD", mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))
-    model.register_comm_hook(lc.fsdp.State(), lc.fsdp.hook)
+    model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
     losses, crc = _train(r, model)
     stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
     assert stats["exact_calls"] == 0

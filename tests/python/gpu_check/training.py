@@ -27,7 +27,7 @@ INNER_STEPS = 20
 def on_this_rank(rank, run, device, seconds):
     """{"parameters", "curve": [[seconds, step, loss], …]}, the loss a mean over both ranks and POINT steps."""
     t = Trial(rank, device)
-    t.init(staged=t.cuda)
+    t.init(encode_on_device=t.cuda)
     config, batch = SIZES[device]
     torch.manual_seed(0)
     model = GPT(config).to(t.device, torch.bfloat16)

@@ -24,7 +24,7 @@ class Trial:
     def init(self, **options):
         """A new default group in place of the last one; `options` are those of lc.Options."""
         self.end()
-        options = {"staged": True, "min_bytes": 0, "seed": 7, **options}
+        options = {"encode_on_device": True, "min_bytes": 0, "seed": 7, **options}
         self._ranks.init("lowcomm", pg_options=lc.Options(**options))
 
     def alone(self, **options):

@@ -231,16 +231,16 @@ def test_info_names_what_cuda_kernels_were_compiled_for(monkeypatch, capsys, bui
 @pytest.mark.parametrize(
     ("built", "staged", "says"),
     [
-        ("", "", "copied and coded by the host (LOWCOMM_STAGED is not 1)"),
-        ("90", "0", "copied and coded by the host (LOWCOMM_STAGED is not 1)"),
-        ("", "1", "copied and coded by the host (LOWCOMM_STAGED=1 asks for kernels, which this build has not)"),
-        ("90", "1", "coded on their GPU where its kernels are compiled (LOWCOMM_STAGED=1), else copied and coded by the host"),
+        ("", "", "copied and coded by the host (LOWCOMM_ENCODE_ON_DEVICE is not 1)"),
+        ("90", "0", "copied and coded by the host (LOWCOMM_ENCODE_ON_DEVICE is not 1)"),
+        ("", "1", "copied and coded by the host (LOWCOMM_ENCODE_ON_DEVICE=1 asks for kernels, which this build has not)"),
+        ("90", "1", "coded on their GPU if it has kernels (LOWCOMM_ENCODE_ON_DEVICE=1), else copied and coded by the host"),
     ],
 )  # fmt: skip
 def test_info_says_where_cuda_tensors_are_coded(monkeypatch, capsys, built, staged, says):
     """Kernels in the build are not used unless somebody asks for it."""
     monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", built)
-    monkeypatch.setenv("LOWCOMM_STAGED", staged)
+    monkeypatch.setenv("LOWCOMM_ENCODE_ON_DEVICE", staged)
     assert cli.main(["info", "--no-self-test"]) == 0
     assert f"CUDA tensors    {says}\n" in capsys.readouterr().out
 

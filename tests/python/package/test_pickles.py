@@ -26,7 +26,9 @@ def test_codecs_options_and_residuals_are_copied(way):
     codec = WAYS[way](lc.codec("gauss4"))
     x = torch.randn(512, generator=torch.Generator().manual_seed(0))
     assert torch.equal(codec.encode(x), lc.codec("gauss4").encode(x))
-    options = lc.Options(policy="all_gather=minmax8", timeout=timedelta(seconds=7), staged=True, transport="tcp")
+    options = lc.Options(
+        policy="all_gather=minmax8", timeout=timedelta(seconds=7), encode_on_device=True, transport="tcp"
+    )
     made = WAYS[way](options)
     names = [name for name in dir(lc.Options) if not name.startswith("_") and name != "backend"]
     assert "ring_from" in names
@@ -62,7 +64,7 @@ NOT_COPIED = {
     "QuantizedAdam": (lambda: lc.QuantizedAdam(nn.Linear(4, 4).parameters()), SAVED),
     "SeedReplay": (lambda: lc.SeedReplay(nn.Linear(4, 4), lr=1e-2), SAVED),
     "SubspaceAdamW": (lambda: lc.SubspaceAdamW(nn.Linear(4, 4)), SAVED),
-    "State": (lambda: lc.fsdp.State(gradients="qsgd8"), SAVED),
+    "State": (lambda: lc.fsdp.fsdp1.State(gradients="qsgd8"), SAVED),
     "Cache": (lc.pipeline.Cache, SAVED),
     "Stage": (lambda: lc.pipeline.Stage(nn.Linear(4, 4), 0, 1, torch.device("cpu")), REMADE),
 }

@@ -17,7 +17,7 @@ def fsdp2(t):
 
 def _train(t, staged):
     """The median step's seconds."""
-    t.init(staged=staged)
+    t.init(encode_on_device=staged)
     torch.manual_seed(0)
     width = t.either(1024, 64)
     model = torch.nn.Sequential(

@@ -31,7 +31,7 @@ WAYS = {"wait": _wait, "then": _then, "collect_all": _collect_and_wait, "collect
 def futures(t):
     wrong = set()
     for staged in (True, False):
-        t.init(policy="all_reduce=sym8:bucket=1024", staged=staged)
+        t.init(policy="all_reduce=sym8:bucket=1024", encode_on_device=staged)
         source = torch.arange(t.either(1 << 23, 1 << 12), dtype=torch.float32).remainder(97)
         expected = source.clone()
         dist.all_reduce(expected)

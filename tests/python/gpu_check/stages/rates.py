@@ -18,7 +18,7 @@ def rates(t):
             os.environ["LOWCOMM_RATE"] = rate
             if not rate:
                 del os.environ["LOWCOMM_RATE"]
-            t.init(policy="all_reduce=sym4:bucket=1024", staged=way == "staged", transport="tcp")
+            t.init(policy="all_reduce=sym4:bucket=1024", encode_on_device=way == "staged", transport="tcp")
             x = torch.randn((facts["mib"] << 20) // 4, device=t.device)
             seconds = []
             for _ in range(REPETITIONS):

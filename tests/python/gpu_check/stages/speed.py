@@ -13,7 +13,7 @@ CASES = {"exact": ("", False), "copied": (CODEC, False), "staged": (CODEC, True)
 def speed(t):
     facts = {"mib": t.either(64, 1)}
     for name, (policy, staged) in CASES.items():
-        t.init(policy=policy, staged=staged)
+        t.init(policy=policy, encode_on_device=staged)
         x = torch.randn((facts["mib"] << 20) // 4, device=t.device)
         seconds = []
         for _ in range(REPETITIONS):

@@ -56,7 +56,7 @@ def staged(t):
     wrong, compared = [], 0
     for codec in t.either(CODECS, CODECS[:2]):
         for on in (True, False):
-            t.init(policy="; ".join(f"{op}={codec}" for op in OPS), staged=on, chunk_bytes=65536)
+            t.init(policy="; ".join(f"{op}={codec}" for op in OPS), encode_on_device=on, chunk_bytes=65536)
             for dtype in DTYPES:
                 for n, skip in t.either(((512, 0), (5000, 1), (130_001, 3)), ((700, 1),)):
                     there, here = results(t, dtype, n, t.device, skip), results(t, dtype, n, "cpu", 0)
@@ -69,6 +69,10 @@ def staged(t):
             for op in OPS if t.cuda else ():
                 stats = t.stats(op)
                 assert (stats["staged_calls"] > 0) == on, (codec, op, stats)
-                assert stats["unstaged_because"].keys() == (set() if on else {"staged=False"}), (codec, op, stats)
+                assert stats["unstaged_because"].keys() == (set() if on else {"encode_on_device=False"}), (
+                    codec,
+                    op,
+                    stats,
+                )
     assert not wrong, f"{len(wrong)} of {compared} differ from the host: " + "; ".join(wrong[:8])
     return {"compared": compared}

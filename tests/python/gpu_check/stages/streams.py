@@ -11,7 +11,7 @@ SLEEP_CYCLES = 2_000_000  # of the GPU: a millisecond, which is long next to the
 
 def streams(t):
     for staged in (True, False):
-        t.init(policy="all_reduce=sym8:bucket=1024", staged=staged)
+        t.init(policy="all_reduce=sym8:bucket=1024", encode_on_device=staged)
         n = t.either(1 << 20, 1 << 12)
         source = torch.arange(n, dtype=torch.float32).remainder(97)
         expected = source.clone()
