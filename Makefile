@@ -39,11 +39,19 @@ openssl:
 demo: build
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --plot runs/train_fsdp.png
 
-# The tests in Python run whatever those in C++ have said, and both are told of.
-test: build
-	@$(MAKE) test-cpp; cpp=$$?; $(MAKE) test-python; python=$$?; \
+# Two tiers: `make test` for everybody, `make test-all` the rest too: simulated kernels, loops for wider vectors, replays of the
+# fuzz corpus, and Python tests that are marked slow. Python's run although C++'s have failed, and both are told of.
+PART ?= all
+both = $(MAKE) test-cpp PART=$(1); cpp=$$?; $(MAKE) test-python PART=$(1); python=$$?; \
 	  said() { if [ $$2 = 0 ]; then echo "$$1: passed"; else echo "$$1: FAILED"; fi; }; \
-	  said "tests in C++" $$cpp; said "tests in Python" $$python; [ $$cpp$$python = 00 ]
+	  said "tests in C++ ($(1))" $$cpp; said "tests in Python ($(1))" $$python; [ $$cpp$$python = 00 ]
+test: build
+	@$(call both,quick)
+test-rest: build
+	@$(call both,rest)
+test-all: build
+	@$(MAKE) test; quick=$$?; $(MAKE) test-rest && [ $$quick = 0 ]
+.PHONY: test-rest test-all
 
 # The Debian package when it is missing and we may install it; otherwise CMake says in one sentence what to install.
 gtest:
@@ -53,10 +61,15 @@ gtest:
 .PHONY: gtest
 
 # No generator is named: the one that setup.py chose stands in build/.
+REST := '^(fuzz|simulated|wide|device)\.'
+CTEST_all :=
+CTEST_quick := --exclude-regex $(REST)'|_NOT_BUILT'
+CTEST_rest := --tests-regex $(REST)
+TARGETS_quick := --target core_tests torch_tests
 test-cpp: build gtest
 	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
-	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
-	ctest --test-dir build --output-on-failure --parallel $$(($${MAX_JOBS:-$$(nproc)} + 1))
+	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)} $(TARGETS_$(PART))
+	ctest --test-dir build --output-on-failure --parallel $$(($${MAX_JOBS:-$$(nproc)} + 1)) $(CTEST_$(PART))
 	@echo "the ten slowest, in seconds:"; awk 'NF > 2 {print $$NF, $$1}' build/Testing/Temporary/CTestCostData.txt | sort -rn | head
 
 # The kernels' tests on processors that this machine is not.
@@ -100,8 +113,10 @@ wheel: build
 # A worker a core and one more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
 # takes over tests of another.
 PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+PYTEST_quick := -m "not slow"
+PYTEST_rest := -m slow
 test-python: build
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_$(PART))
 
 # What has threads, processes or sockets, thirty times beside eight busy processes: hours.
 test-stress: build test-cpp
@@ -162,8 +177,9 @@ bench-codec: $(VENV)/.built
 SANITIZED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DCMAKE_CXX_FLAGS_RELEASE=-O1
 test-sanitized: gtest
 	cmake -S . -B build-address $(SANITIZED) -DLOWCOMM_SANITIZE=address,undefined >/dev/null
-	cmake --build build-address --target core_tests cuda_sim_tests --parallel $${MAX_JOBS:-$$(nproc)}
+	cmake --build build-address --target core_tests wide_tests cuda_sim_tests --parallel $${MAX_JOBS:-$$(nproc)}
 	build-address/core_tests --gtest_brief=1
+	build-address/wide_tests --gtest_brief=1
 	build-address/cuda_sim_tests --gtest_brief=1
 	cmake -S . -B build-thread $(SANITIZED) -DLOWCOMM_SANITIZE=thread >/dev/null
 	cmake --build build-thread --target core_tests --parallel $${MAX_JOBS:-$$(nproc)}

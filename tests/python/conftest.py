@@ -28,7 +28,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says what was not run, and why."""
+    """Says how many tests passed, by folder; what was not run, and why."""
+    passed = terminalreporter.stats.get("passed", [])
+    folders = collections.Counter(Path(report.nodeid.partition("::")[0]).parent.name for report in passed)
+    if len(folders) > 1:
+        terminalreporter.section("passed")
+        terminalreporter.write_line(", ".join(f"{folder} {count}" for folder, count in sorted(folders.items())))
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in skipped)
     if reasons:
