@@ -47,3 +47,9 @@ def test_a_process_warns_once():
     done = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("LOWCOMM_SECRETFILE (did you mean LOWCOMM_SECRET_FILE?)") == 1
+
+
+def test_the_glossary_is_in_alphabetical_order():
+    page = (ROOT / "docs" / "glossary.md").read_text().partition("| --- | --- |\n")[2]
+    words = [line.split("|")[1].strip().lower() for line in page.splitlines()]
+    assert len(words) > 50 and words == sorted(set(words))
