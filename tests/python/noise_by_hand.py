@@ -32,8 +32,8 @@ SAMPLE, TENSOR = (1, 2, 3, 4), 5
 
 
 def section():
-    text = (ROOT / "csrc" / "wire" / "FORMAT.md").read_text()
-    return text[text.index("## Perturbations") : text.index("## Layouts")]
+    text = (ROOT / "csrc" / "wire" / "FORMAT_CODECS.md").read_text()
+    return text[text.index("## Perturbations") : text.index("## Subspaces")]
 
 
 def coefficients():

@@ -106,7 +106,7 @@ TEST(Codebook, GaussLevelsAreThoseOfLloydAndMax) {
 }
 
 TEST(Codebook, GaussLevelsAreThoseOfTheDocument) {
-  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT.md");
+  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT_CODECS.md");
   std::string line;
   while (std::getline(file, line) && line != "```gauss") {
   }

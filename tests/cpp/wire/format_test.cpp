@@ -1,4 +1,4 @@
-// The examples in FORMAT.md, read from the document itself.
+// The examples in FORMAT_FRAMES.md and FORMAT_CONVERSATION.md, read from the documents themselves.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,9 +13,16 @@
 namespace lowcomm {
 namespace {
 
+std::istringstream documents() {
+  std::ostringstream text;
+  for (const char* name : {"FRAMES", "CONVERSATION"})
+    text << std::ifstream(std::string(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT_") + name + ".md").rdbuf();
+  return std::istringstream(text.str());
+}
+
 // The text of the one fenced block with this info string.
 std::string fenced(const std::string& info) {
-  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT.md");
+  std::istringstream file = documents();
   std::string line, out;
   bool inside = false;
   while (std::getline(file, line)) {
@@ -32,7 +39,7 @@ std::string fenced(const std::string& info) {
 
 // Rows of the one table whose first columns have these titles, as numbers.
 std::vector<std::vector<uint64_t>> table(const std::string& titles, size_t columns) {
-  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT.md");
+  std::istringstream file = documents();
   std::vector<std::vector<uint64_t>> rows;
   std::string line;
   while (std::getline(file, line) && !line.starts_with(titles)) {

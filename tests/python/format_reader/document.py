@@ -1,4 +1,4 @@
-"""The page itself: its fenced examples and its tables of numbers, so that nothing is copied from it by hand."""
+"""The pages themselves: their fenced examples and its tables of numbers, so that nothing is copied from it by hand."""
 
 import functools
 import re
@@ -8,13 +8,13 @@ import numpy as np
 
 from format_reader.refusal import F32, U32
 
-PAGE = Path(__file__).resolve().parents[3] / "csrc" / "wire" / "FORMAT.md"
+PAGES = sorted((Path(__file__).resolve().parents[3] / "csrc" / "wire").glob("FORMAT*.md"))
 
 
 @functools.cache
 def page() -> str:
-    """The page's text."""
-    return PAGE.read_text(encoding="utf-8")
+    """The pages' text, one behind another."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 
 
 def fenced(name: str) -> str:

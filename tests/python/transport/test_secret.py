@@ -261,5 +261,5 @@ def test_the_documented_key():
     assert len(identity) == 56
     extracted = hmac.new(bytes(32), SECRET.encode(), hashlib.sha256).digest()
     key = hmac.new(extracted, b"lowcomm tls 1" + identity + b"\x01", hashlib.sha256).hexdigest()
-    document = (ROOT / "csrc/wire/FORMAT.md").read_text()
+    document = (ROOT / "csrc/wire/FORMAT_TCP.md").read_text()
     assert f"`{SECRET}`" in document and f"`{key}`" in document
