@@ -95,15 +95,9 @@ class Edge(NotCopied):
         self._name = f"{purpose}edge {channel} to rank {peer}"
         self._forward, self._backward, self._evaluate = forward or "", backward or "", evaluate or ""
         self._cache = cache
-        number = FIRST_EDGE + channel
+        number, slot = FIRST_EDGE + channel, slot_of(peer, channel)
         self._side = Boundary(
-            backend_of(group),
-            peer,
-            number,
-            first=first_visit or "",
-            cache=cache,
-            unit=unit,
-            slot=slot_of(peer, channel),
+            backend_of(group), peer, number, first=first_visit or "", cache=cache, unit=unit, slot=slot
         )
         self._first_rank = dist.get_rank(group) < peer
         self._begin()
