@@ -120,7 +120,8 @@ def draw(
         axes.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(f"{kind} loss (nats a byte)")
-    panels[0].legend(fontsize=7)
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
