@@ -99,10 +99,12 @@ TEST(Layers, VectorUnitsComeFromTheTemplate) {
 // engine.
 TEST(Layers, StateBackendAndOptimizersAreApart) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> apart = {
-      {"tensor", {"backend", "optim", "subspace", "bindings"}},
-      {"backend", {"optim", "subspace", "bindings"}},
-      {"subspace", {"backend", "optim", "bindings"}},
-      {"optim", {"backend", "subspace", "bindings"}}};
+      {"tensor", {"backend", "diloco", "adam", "seed_replay", "subspace", "bindings"}},
+      {"backend", {"diloco", "adam", "seed_replay", "subspace", "bindings"}},
+      {"subspace", {"backend", "diloco", "adam", "seed_replay", "bindings"}},
+      {"diloco", {"backend", "adam", "seed_replay", "subspace", "bindings"}},
+      {"adam", {"backend", "diloco", "seed_replay", "subspace", "bindings"}},
+      {"seed_replay", {"backend", "diloco", "adam", "subspace", "bindings"}}};
   for (const auto& [layer, others] : apart) {
     EXPECT_FALSE(includesOf(layer).empty()) << layer;
     for (const Include& include : includesOf(layer)) {

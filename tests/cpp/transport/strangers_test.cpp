@@ -205,7 +205,7 @@ std::optional<tcp::Hello> answerTo(Ranks& ranks, const tcp::Secret& secret, uint
     if (pipe->open()) return {};
     std::this_thread::sleep_for(milliseconds(1));
   }
-  EXPECT_TRUE(tcp::say(*pipe, said));
+  EXPECT_TRUE(tcp::sendHello(*pipe, said));
   std::array<std::byte, tcp::kHelloBytes> bytes;
   for (size_t have = 0; have < bytes.size();) {
     pollfd wait{pipe->fd(), POLLIN, 0};

@@ -1,4 +1,4 @@
-// The examples in FORMAT_FRAMES.md and FORMAT_CONVERSATION.md, read from the documents themselves.
+// The examples of the wire format's pages, read from the pages themselves.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 std::istringstream documents() {
   std::ostringstream text;
-  for (const char* name : {"FRAMES", "CONVERSATION"})
+  for (const char* name : {"CODECS", "FRAMES", "CONVERSATION"})
     text << std::ifstream(std::string(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT_") + name + ".md").rdbuf();
   return std::istringstream(text.str());
 }
