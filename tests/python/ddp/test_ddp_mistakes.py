@@ -56,6 +56,7 @@ def _differ(r, options):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 
+import pytest
 import ranks
 import torch
 import torch.distributed as dist
@@ -83,6 +84,7 @@ def _again_and_again(r, rounds):
     return counts, sorted(descriptors.values())
 
 
+@pytest.mark.slow
 def test_repeated_groups_leak_nothing():
     for counts, descriptors in ranks.run_ranks(_again_and_again, 2, 20, timeout=120):
         settled = counts[3]

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
@@ -139,5 +140,6 @@ def _of_another_cut(r):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_at_another_number_of_stages(quad):
     quad(_of_another_cut, timeout=180)
