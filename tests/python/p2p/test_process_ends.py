@@ -30,5 +30,5 @@ else:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "tcp"])
 def test_with_a_receive_under_way(tmp_path, transport):
-    ended = ranks.run_command([sys.executable, "-c", ENDS, transport, tmp_path / "store"], deadline_s=60)
+    ended = ranks.run_command([sys.executable, "-c", ENDS, transport, tmp_path / "store"], deadline_s=150)
     assert ended.code == 0, ended.text
