@@ -40,7 +40,7 @@ demo: build
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --plot runs/train_fsdp.png
 
 # Two tiers: `make test` for everybody, `make test-all` the rest too: simulated kernels, loops for wider vectors, replays of the
-# fuzz corpus, and Python tests that are marked slow. Python's run although C++'s have failed, and both are told of.
+# fuzz corpus, and Python tests that are marked slow or later. Python's run although C++'s have failed, and both are told of.
 PART ?= all
 both = $(MAKE) test-cpp PART=$(1); cpp=$$?; $(MAKE) test-python PART=$(1); python=$$?; \
 	  said() { if [ $$2 = 0 ]; then echo "$$1: passed"; else echo "$$1: FAILED"; fi; }; \
@@ -113,8 +113,8 @@ wheel: build
 # A worker a core and one more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
 # takes over tests of another.
 PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
-PYTEST_quick := -m "not slow"
-PYTEST_rest := -m slow
+PYTEST_quick := -m "not slow and not later"
+PYTEST_rest := -m "slow or later"
 test-python: build
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_$(PART))
 

@@ -70,7 +70,7 @@ CODED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_op(request, tmp_path, size):
     """Two ranks, whose exact results must have the same bits, and three, whose sums have an order."""
@@ -268,7 +268,7 @@ def test_gloo_must_be_gloo(capsys, monkeypatch):
     assert "expected torch's gloo, got LOWCOMM_AS_GLOO=1" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_ranks_of_its_own(tmp_path):
     """As a user starts it, with everything that it writes."""
     pytest.importorskip("matplotlib")
@@ -292,7 +292,7 @@ def test_ranks_of_its_own(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "-m", "torch_lowcomm", "bench", "all_gather", *SMALL, "-d", "int8", "--codec", "sym4"]
@@ -345,7 +345,7 @@ def _links(r, path, transport):
     return done[0]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("transport", ["gloo", "tcp"])
 def test_links(trio, tmp_path, transport):
     path = tmp_path / "link.json"

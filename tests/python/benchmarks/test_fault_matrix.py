@@ -36,7 +36,7 @@ def runner():
         yield made
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("name", SHARE)
 def test_a_row_holds(runner, name):
     (case,) = cli.chosen([name])

@@ -131,7 +131,7 @@ def shaped(row):
     return 0.2 * row.expected < row.measured < 1.03 * row.expected
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_the_lab_is_what_it_says(lab):
     rows = validate.validate(lab, tries=2)
     assert [(row.what, row.way) for row in rows] == [
@@ -151,7 +151,7 @@ def test_torchruns_environment(lab):
         assert {key: said[key] for key in expected} == expected
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_lowcomm_is_right_and_counts_what_passes_the_interface(lab, tmp_path):
     before = [lab.bytes(host) for host in range(2)]
     ended = lab.run([sys.executable, str(RANK), "collectives", str(tmp_path / "rank")], timeout_s=120, env=ENV)
@@ -174,7 +174,7 @@ def test_lowcomm_is_right_and_counts_what_passes_the_interface(lab, tmp_path):
         assert lab.queue_drops(host) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_cut_stops_every_byte_and_after_it_nothing_is_lost(lab, tmp_path):
     start = lab.bytes(0).received
     job = lab.start([sys.executable, str(RANK), "long", str(tmp_path / "rank")], env=ENV)
@@ -208,7 +208,7 @@ def test_ranks_that_fail_or_stay_are_ended(lab):
         lab.cut(2)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_single_rates_both_ways_and_delay(may_make_labs):
     with Lab(hosts=2, rate="20mbit", rate_of={1: "10mbit/5mbit"}, delay="5ms") as lab:
         rows = validate.validate(lab, tries=2, only={"goodput", "round trip"})
@@ -220,7 +220,7 @@ def test_single_rates_both_ways_and_delay(may_make_labs):
     assert drops == 0
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_smaller_burst_and_another_congestion_control(may_make_labs):
     with Lab(hosts=2, rate="10mbit", burst=4096, congestion="reno") as lab:
         for host in range(2):

@@ -32,7 +32,7 @@ def _barriers(r):
     dist.destroy_process_group()  # here, for gloo's connections did not survive that
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_barriers(pair, quad):
     pair(_barriers)
     quad(_barriers)

@@ -124,7 +124,7 @@ def _reducing(r, transport):
     return sweep.end()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(("transport", "size"), [("gloo", 2), ("gloo", 4), ("tcp", 2), ("tcp", 3)])
 @pytest.mark.parametrize("sweep", [_plain, _reducing], ids=["plain", "reducing"])
 def test_every_collective_gives_gloos_bits(request, sweep, transport, size):

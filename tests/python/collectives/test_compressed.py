@@ -69,7 +69,7 @@ def _gathers(r, spec):
     return crc
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("spec", SPECS + OTHERS)
 def test_every_all_gather_gives_the_codecs_bits(pair, quad, spec):
     for pool in (pair, quad) if spec == SPECS[2] else (pair,):
@@ -105,7 +105,7 @@ def _scatters(r, spec):
     assert not wrong, "\n".join(wrong[:20])
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("spec", SPECS + OTHERS)
 def test_every_reduce_scatter_is_the_sum_in_rank_order(pair, quad, spec):
     pair(_scatters, spec, timeout=120)

@@ -96,7 +96,7 @@ def _all(r, dtypes, options):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_op_of_every_dtype_ends_alike_on_both_ranks(pair, options, part):

@@ -64,7 +64,7 @@ def _peaks(r):
         dist.destroy_process_group(group)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_an_op_takes_little_memory_beside_its_tensors(size):
     run_ranks(_peaks, size, timeout=180)

@@ -318,13 +318,13 @@ def _compare(pool, recipe, exact):
     return got
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("recipe", PAIRWISE, ids=lambda f: f.__name__)
 def test_two_ranks_train_to_gloos_bits(pair, recipe):
     _compare(pair, recipe, exact=True)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("recipe", QUARTET, ids=lambda f: f.__name__)
 def test_four_ranks(quad, recipe):
     got = _compare(quad, recipe, exact=recipe in EXACT_AT_FOUR)

@@ -18,7 +18,7 @@ def test_two_ranks_on_one_gpu(stage):
     check.perform(stage, "cuda")
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_the_dry_run(tmp_path):
     assert cli.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "gpu_check.json").read_text())
@@ -29,7 +29,7 @@ def test_the_dry_run(tmp_path):
     assert stages["staged"]["facts"]["compared"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_the_dry_training(tmp_path, monkeypatch):
     monkeypatch.setenv("SECONDS_A_RUN", "5")
     assert cli.main(["--device", "cpu", "--steps", "train", "--out", str(tmp_path)]) == 0

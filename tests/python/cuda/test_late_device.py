@@ -45,7 +45,7 @@ def _compare(r, transport, several):
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("transport", ["gloo", "tcp"])
 @pytest.mark.parametrize("several", [DATA_PARALLEL, PIPELINES, OTHERS], ids=["data parallel", "pipelines", "others"])
 def test_the_weights_are_the_hosts(several, transport):

@@ -56,7 +56,7 @@ def _differ(r, options):
     return str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("options", "said"),
     [

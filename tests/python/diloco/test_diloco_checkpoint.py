@@ -95,7 +95,7 @@ def _resumes(r, options, how):
     assert optimizer.inner.param_groups[0]["lr"] == 0.5, "schedulers still move the inner rate"
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_is_the_uninterrupted_one(pair, case):
     pair(_resumes, CASES[case], "save")

@@ -33,7 +33,7 @@ def _killed(r, port, mode):
     return outer, trained.opt.report["outer_steps"]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("mode", ["sync", "continue"])
 def test_goes_on_without_a_killed_machine(store, mode):
     results = ranks.run_ranks(_killed, 3, store.port, mode, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
@@ -73,7 +73,7 @@ def _late(r, port):
     return trained.opt.report["outer_steps"], outer
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_lets_a_late_machine_in(store):
     results = ranks.run_ranks(_late, 3, store.port, timeout=DEADLINE_S)
     assert len({steps for steps, _ in results}) == 1
@@ -110,7 +110,7 @@ def _stopped(r, port):
     return outer
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_fences_off_a_machine_that_wakes_up(store):
     results = ranks.run_ranks(_stopped, 3, store.port, timeout=DEADLINE_S)
     for outer in results:
@@ -187,7 +187,7 @@ def _resumed(r, port):
     return ended
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_resumes_with_other_machines(store):
     first, second = ranks.run_ranks(_resumed, 2, store.port, timeout=DEADLINE_S)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

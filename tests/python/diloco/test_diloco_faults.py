@@ -159,7 +159,7 @@ def _stops(r, timeout_s):
     return str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_survivors_of_a_stopped_rank_are_told():
     for said in ranks.run_ranks(_stops, 3, 3.0, kill_last=(2,))[:2]:
         assert "outer_step" in said and "rank 2" in said, said

@@ -78,7 +78,7 @@ def _takes(r, options):
     return sum(memory.values()) / COUNT, (after - before) / COUNT
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_a_parameter(pair, case):
     options, expected = CASES[case]

@@ -116,7 +116,7 @@ def _refused(r):
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_options_that_will_not_do(pair):
     for rank in pair(_refused):
         for text, (options, _, parts) in zip(rank, OPTIONS, strict=True):

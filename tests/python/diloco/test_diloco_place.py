@@ -38,7 +38,7 @@ def _ended(r, options, how, dtype=torch.float32):
     return diloco_model.ended(model, optimizer)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("case", CASES)
 def test_has_the_hosts_bits(pair, case):
     expected = pair(_ended, CASES[case], "host")
@@ -86,7 +86,7 @@ def test_a_state_is_of_either_place(pair, first, then):
     pair(_resumes, first, then)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how,setting", [("ddp", "continue"), ("fsdp2", "streaming")])
 def test_sites_of_two_ranks(how, setting):
     placed = ranks.run_ranks(_trains, 4, how, SETTINGS[setting] | {"outer_place": "device"}, timeout=180)

@@ -159,7 +159,7 @@ def _resumes(r, how):
     assert not diloco_model.differing(_whole(model), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
 def test_shards_are_resumed(quad, how):
     quad(_resumes, how)

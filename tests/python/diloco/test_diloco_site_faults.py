@@ -141,7 +141,7 @@ def _is_silent(r):
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_silent_rank_of_a_site_ends_every_wait():
     said = ranks.run_ranks(_is_silent, 4, timeout=90)
     assert "collect a site's parameters" in said[0] or "DiLoCoX outer step" in said[0], said[0]

@@ -46,7 +46,7 @@ def _joins(r, port, how, options):
     return joined, trained.opt.steps - steps, trained.ended()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["fsdp2", "ddp"])
 @pytest.mark.parametrize(
     "options",

@@ -30,7 +30,7 @@ def _leaves(r, port, how, mode):
     return trained.ended()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(("how", "mode"), [("fsdp2", "continue"), ("ddp", "sync")])
 def test_the_others_do_not_wait_for_a_site_that_left(store, how, mode):
     expect_equal(ranks.run_ranks(_leaves, 6, store.port, how, mode, timeout=DEADLINE_S / 3)[:4])

@@ -168,13 +168,13 @@ def _resumes(r, port, what):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_site_goes_on_from_what_its_ranks_saved(store):
     found = ranks.run_ranks(_resumes, 4, store.port, "saved", timeout=DEADLINE_S)
     assert len(set(found)) == 1 and found[0][0] == 9
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("what", "first", "second"),
     [
@@ -224,7 +224,7 @@ def _mistaken(r, port, what):
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -272,7 +272,7 @@ def _one_and_two(r, port, first, options):
     return report["stripes"], (report["rank"], report["sync_every"]), trained.ended()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("options", [{}, ADAPTIVE], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_site_of_one_rank_meets_one_of_two(store, first, options):

@@ -127,7 +127,7 @@ def _expect_shared(several, alone, ranks_a_site):
         assert max(part for *_, part in members) <= 1.35 * kept / ranks_a_site
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("how", ["ddp", "fsdp2", "by hand"])
 def test_two_ranks_a_site_have_the_bits_of_one(quad, of_one_rank, how, name):
@@ -140,7 +140,7 @@ def test_two_ranks_a_site_have_the_bits_of_one(quad, of_one_rank, how, name):
     _expect_shared(several, of_one_rank[name], 2)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["hsdp", "fsdp2 x ddp"])
 def test_two_replicas_of_two_shards_have_the_bits_of_one(of_one_rank, how):
     _expect_shared(_run(how, SETTINGS["continue"], 8), of_one_rank["continue"], 4)

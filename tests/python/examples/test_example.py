@@ -83,7 +83,7 @@ def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, argument
     assert expected in refusal("train_fsdp", arguments, monkeypatch, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
     status, out, err = ranks.run_command([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
     assert status == 1

@@ -34,7 +34,7 @@ def _exact_run(r, backend, quantized, options):
     return {"losses": losses, **whole(model)}
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("options", ["plain", "bf16", "checkpointed", "kept"])
 def test_none_is_fsdp2_on_gloo_bit_for_bit_over_fifty_steps(pair, options):
     wanted = pair(_exact_run, "gloo", False, options, timeout=90)
@@ -223,7 +223,7 @@ def _quantized_run(r, weights, gradients, steps, mixed=False):
     return mean / r.size, stats, crc
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "bf16"])
 def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, mixed):
     for pool in (pair, quad):

@@ -138,7 +138,7 @@ def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(quad, how
     torch.testing.assert_close(turn[0]["losses"], flat, rtol=0.05, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_none_is_exact(quad):
     """Sums are in another order than the flat group's."""
     flat, two = quad(_trains, "none", True, False)[0], quad(_trains, "none", True, True)[0]

@@ -99,7 +99,7 @@ HOWS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", [*HOWS, "bf16, reduced in fp32"])
 def test_the_bits_are_those_without_overlap(quad, how):
     for want, got in zip(quad(_run, how, False), quad(_run, how, True), strict=True):

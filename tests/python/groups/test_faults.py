@@ -103,7 +103,7 @@ def test_a_killed_root_is_reported_by_the_time_out_at_the_latest():
     ranks.run_ranks(_fault, 3, "broadcast", "killed", 4.0, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", [*OWN, "all_reduce"])
 def test_a_stopped_rank_is_named_after_the_deadline(op):
     said = ranks.run_ranks(_fault, 3, op, "stopped", 2.0, kill_last=[2], timeout=DEADLINE_S)[:2]
@@ -111,7 +111,7 @@ def test_a_stopped_rank_is_named_after_the_deadline(op):
     assert any(TIMED_OUT.search(message) for message in said), said
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_a_rank_that_comes_back_is_fenced_off(op):
     """Stopped past the deadline and resumed: it learns that the group went on without it, and hangs no more than they."""
@@ -167,7 +167,7 @@ def _slow(r, op):
     return stuttering.result() if r.rank == 0 else 0
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_the_deadline_is_on_progress_not_on_the_whole(op):
     assert STOP_S * STOPS > PROGRESS_DEADLINE_S
@@ -232,7 +232,7 @@ def test_a_rank_killed_in_a_compressed_op(op):
     ranks.run_ranks(_fault, 3, op, "killed", NEVER_S, POLICY, allow_exit=allowed, timeout=DEADLINE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_a_rank_stopped_in_a_compressed_op(op):
     said = ranks.run_ranks(_fault, 3, op, "stopped", 2.0, POLICY, kill_last=[2], timeout=DEADLINE_S)[:2]

@@ -165,7 +165,7 @@ def test_after_a_killed_peer(op, policy):
     ranks.run_ranks(_lost, 3, op, "killed", NEVER_S, policy, allow_exit=allowed, timeout=DEADLINE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("policy", ["", "all_gather=minmax8"])
 def test_after_a_time_out(policy):
     ranks.run_ranks(_lost, 3, "all_gather", "stopped", 2.0, policy, kill_last=[2], timeout=DEADLINE_S)

@@ -33,7 +33,7 @@ def _timeout(r, how):
     r.say(f"done{r.rank}")
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["init", "new_group", "set_timeout"])
 def test_timeouts(how):
     ranks.run_ranks(_timeout, 2, how)
@@ -62,7 +62,7 @@ def _abort(r, how):
     r.say("aborted")
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["thread", "once", "twice"])
 def test_abort_ends_what_waits(how):
     ranks.run_ranks(_abort, 2, how)

@@ -51,7 +51,7 @@ def _registered_by_import(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_known_without_an_import():
     ranks.run_ranks(_registered, 2, start="spawn")
 

@@ -41,7 +41,7 @@ def test_values_come_back(pair):
     assert pair(_sum) == [3.0, 3.0]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("how", "word"),
     [("raise", "a word to find"), ("exit", "exit code 7"), ("abort", "exit code -6"), ("hang", "sleep")],
@@ -57,7 +57,7 @@ def test_allowed_ends():
     assert ranks.run_ranks(_misbehave, 2, "stop", kill_last=[1]) == [0, None]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["raise", "exit", "hang"])
 def test_pool_restarts_after_a_fault(pair, how):
     with pytest.raises(ranks.RanksFailed):
@@ -94,7 +94,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["torchrun", "deaf"])
 def test_a_command_that_hangs_leaves_nothing(tmp_path, how):
     """One that starts its workers in sessions of their own, as torchrun does, and one that does not listen."""

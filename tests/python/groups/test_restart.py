@@ -99,7 +99,7 @@ def test_every_attempt_has_a_prefix_of_its_own(store, monkeypatch):
         before = found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("again", [False, True])
 def test_a_rank_that_does_not_come_is_told(store, monkeypatch, again):
     """The dead ones' words do not count as its coming."""

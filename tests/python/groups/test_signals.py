@@ -100,7 +100,7 @@ def _interrupted(r, transport, name):
     return str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("transport", ["tcp", "gloo"])
 @pytest.mark.parametrize("name", [*WAITS, *MADE])
 def test_ctrl_c_ends_a_wait_and_tells_the_peer(name, transport):
@@ -126,7 +126,7 @@ def _handled(r, transport, kind):
     return len(came), x[0].item()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("transport", ["tcp", "gloo"])
 @pytest.mark.parametrize("kind", ["exact", "coded", "recv"])
 def test_a_handler_that_raises_nothing_runs_while_the_wait_goes_on(kind, transport):

@@ -186,7 +186,7 @@ def _on_the_wire(r, op, policy):
     return alone, [sent / counted - 1 for sent, counted in results]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("policy", ["", "all_gather=minmax8; reduce_scatter=qsgd8"], ids=["exact", "compressed"])
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_wire_bytes_are_the_interfaces(op, policy):

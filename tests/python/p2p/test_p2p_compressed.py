@@ -238,7 +238,7 @@ def _works(r):
     dist.barrier()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("part", [_values, _draws, _orders, _batches, _pipeline, _works])
 def test_compressed_messages(pair, quad, part):
     pair(part)

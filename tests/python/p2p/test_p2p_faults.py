@@ -103,14 +103,14 @@ def test_a_killed_peer_is_named(op):
     assert re.search("gave the group up.*rank 2", said[1]), said[1]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", ["send", "recv"])
 def test_a_stopped_peer_is_named_at_the_deadline(op):
     said = ranks.run_ranks(_lost, 2, op, "stopped", 2.0, kill_last=[1], timeout=DEADLINE_S)
     assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("op", ["send", "recv"])
 def test_a_peer_that_never_comes_is_named_at_the_deadline(op):
     said = ranks.run_ranks(_lost, 2, op, "stays away", 2.0, timeout=DEADLINE_S)

@@ -66,7 +66,7 @@ def _unasked(r):
     return _resident() - before
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_receive_that_nobody_waits_for_leaves_nothing_behind(pair):
     grown = pair(_unasked)
     assert max(grown) < BOUND, f"expected less than {BOUND} bytes of {TAGS} messages, got {grown}"

@@ -27,7 +27,7 @@ else:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("transport", ["gloo", "tcp"])
 def test_with_a_receive_under_way(tmp_path, transport):
     ended = ranks.run_command([sys.executable, "-c", ENDS, transport, tmp_path / "store"], deadline_s=150)

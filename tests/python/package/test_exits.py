@@ -64,7 +64,7 @@ def _exit(r, how):
     return how
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     "how",
     [
@@ -85,7 +85,7 @@ def test_clean_exit(how):
         assert ranks.run_ranks(_exit, 2, how) == [how] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_clean_exit_of_fresh_interpreters():
     """Without a destroy; the tests of registration end fresh interpreters with one."""
     assert ranks.run_ranks(_exit, 2, "no destroy", start="spawn") == ["no destroy"] * 2

@@ -84,7 +84,7 @@ def _again_and_again(r, rounds):
     return counts, sorted(descriptors.values())
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_repeated_groups_leak_nothing():
     for counts, descriptors in ranks.run_ranks(_again_and_again, 2, 20, timeout=120):
         settled = counts[3]

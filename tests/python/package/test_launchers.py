@@ -42,7 +42,7 @@ def test_run_puts_a_gloo_script_on_lowcomm(tmp_path):
         assert said == f"gloo {KINDS} [0.0, 1.0] [2.0, 2.0] {['plain']} train.py", said
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_run_ends_with_the_scripts_exit_code(tmp_path):
     """One rank without torchrun, which gives no worker's own code."""
     script = tmp_path / "train.py"

@@ -128,7 +128,7 @@ def test_sdist_holds_what_a_build_needs(tmp_path):
     assert not made_here
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_name_is_known_without_an_import_and_starts_no_thread():
     code = (
         "import os, sys, torch, torch.distributed as dist\n"
@@ -185,7 +185,7 @@ def test_a_wrong_as_gloo_is_a_warning(monkeypatch):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_info_reports_and_tests_itself():
     done = run("-m", "torch_lowcomm", "info")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -194,7 +194,7 @@ def test_info_reports_and_tests_itself():
     assert "two ranks, exact and 8 bits: passed" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_info_tests_the_build_whatever_the_environment_says():
     settings = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LOWCOMM_MIN_BYTES": "1000000", "LOWCOMM_AS_GLOO": "1"}
     done = run("-m", "torch_lowcomm", "info", LOWCOMM_KERNELS="scalar", **settings)

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_spawned_ranks_are_on_lowcomm_too(tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(_SPAWNS)
@@ -50,7 +50,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_module_is_run_as_by_python(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -70,7 +70,7 @@ def test_a_module_is_run_as_by_python(tmp_path):
     assert code == 2 and "expected a Python script, found none at package.train (-m takes a module)" in err
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_the_console_script_and_the_version(tmp_path):
     script = Path(sys.executable).with_name("lowcomm")
     for command in ([script], RUN[:3]):
@@ -108,7 +108,7 @@ for number, more in enumerate(({}, {"enable_reconfigure": False}, {"hostnames": 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_what_later_torch_asks_of_gloo_is_passed_on(tmp_path):
     """A keyword that asks for nothing is no reason to refuse; what lowcomm has not is gloo's to do or to refuse."""
     script = tmp_path / "asks.py"

@@ -116,7 +116,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_torchs_is_found(tmp_path, change):
     changed, how, said = CHANGES[change]

@@ -243,7 +243,7 @@ def _killed(r, victim, when):
     return versions
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("when", ["before", "in", "after"])
 def test_a_killed_rank_is_replaced_with_its_files(victim, when):

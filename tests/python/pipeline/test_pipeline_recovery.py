@@ -237,7 +237,7 @@ def _stopped(r, victim):
     return "went on"
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_is_named_at_the_deadline(victim):
     ended = ranks.run_ranks(_stopped, 3, victim, timeout=120, kill_last=[victim])
@@ -263,7 +263,7 @@ def _fails_at_first(r, culprit):
     return str(failure.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_a_failure_before_the_first_message_is_heard(culprit):
     said = ranks.run_ranks(_fails_at_first, 3, culprit, timeout=120)

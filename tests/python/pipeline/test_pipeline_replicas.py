@@ -54,7 +54,7 @@ def _trained(r, name, optimizer_of, coded):
     return losses, weights, ops, steps
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("optimizer_of", [_quantized, _diloco])
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 def test_replicas_of_a_pipeline(quad, name, optimizer_of):

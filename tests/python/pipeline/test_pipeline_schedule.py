@@ -77,7 +77,7 @@ def test_two_stages_have_torchs_gradients_in_another_order(pair):
     pair(_ahead)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_four_stages_have_torchs_gradients_in_another_order(quad):
     quad(_ahead)
 

@@ -92,7 +92,7 @@ def _like_the_whole_model(r, how, name):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", ["FSDP2", "DDP"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_exact_stages_have_the_whole_models_gradients(quad, how, name):
@@ -139,7 +139,7 @@ def _goes_on(r, how, name):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("how", "name"), [("FSDP2", "1F1B"), ("FSDP2", "1F1B +2"), ("FSDP2", "GPipe"), ("DDP", "1F1B +2")]
 )

@@ -120,7 +120,7 @@ def _cached(r, name, dtype=torch.float32):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("name", case.NAMES)
 def test_both_sides_remember_the_same_after_three_epochs(pair, name):
     pair(_cached, name)

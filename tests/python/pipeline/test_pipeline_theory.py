@@ -83,7 +83,7 @@ def test_the_code_is_unbiased_with_its_constant(bits):
     assert (errors.mean(0).abs().amax(-1) <= 6 * step / 2 / math.sqrt(2000)).all(), "six deviations of a mean of 2000"
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("bits", [4, 6])
 def test_theorem_3_1(bits):
     """As stated, with the constants of its proof: the mean of ||grad f||^2 is at most

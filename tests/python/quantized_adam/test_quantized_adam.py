@@ -130,7 +130,7 @@ def _quantized(model):
     return lc.QuantizedAdam(model.parameters(), lr=3e-3, warmup_steps=20)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_learns_as_exact_adam_does(pair):
     exact = pair(_learns, _exact, 80, timeout=180)[0]
     quantized = pair(_learns, _quantized, 80, timeout=180)[0]

@@ -76,7 +76,7 @@ def _story(r, port, options):
     return ended, machine.core.log, weights
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("way", WAYS)
 def test_machines_that_come_and_go_end_alike(store, way):
     allowed = {2: -signal.SIGKILL}

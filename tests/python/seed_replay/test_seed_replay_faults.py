@@ -90,7 +90,7 @@ def _killed(r, port, phase):
     return machine.core.checksum(), machine.core.log, machine.exchange.machine
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("phase", PHASES)
 def test_goes_on_without_a_killed_machine(store, phase):
     first, second, _ = ranks.run_ranks(
@@ -134,7 +134,7 @@ def _slow(r, port):
     return *ended, machine.core.log
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_drops_a_slow_machine_and_lets_it_in_again(store):
     ends = ranks.run_ranks(_slow, 2, store.port, timeout=DEADLINE_S)
     expect_alike(ends)
@@ -162,7 +162,7 @@ def _stopped(r, port, phase):
     return *end_together(r, machine, None), machine.core.log
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_machine_that_wakes_up_catches_up(store, phase):
     ends = ranks.run_ranks(_stopped, 3, store.port, phase, timeout=DEADLINE_S)
@@ -351,6 +351,6 @@ def _no_beat(r, port):
     return machine.exchange.stats()["void"], machine.exchange.stats()["dropped"]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_who_takes_part_shows_a_sign_of_life(store):
     assert ranks.run_ranks(_no_beat, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]

@@ -20,7 +20,7 @@ def _run(r, options):
     return optimizer.core.checksum(), optimizer.core.log, optimizer.stats()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     "options",
     [{}, {"noise": "gaussian", "codec": "log9"}, {"perturb": "in-place"}, {"pool": 16, "base": "int8"}],
@@ -104,7 +104,7 @@ def _differ(r, what):
     return str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("what", "said"),
     [

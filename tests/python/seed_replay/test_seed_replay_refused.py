@@ -70,7 +70,7 @@ def _liar(r, port, how):
     return *ended, machine.core.log, machine.exchange.stats()["void"]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("how", SAYS)
 def test_a_spoilt_message_is_named_and_void(store, how):
     said = []
@@ -130,7 +130,7 @@ def _different(r, port, what):
     machine.exchange.leave()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_refuses_a_machine_with_another(store, what):
     ranks.run_ranks(_different, 2, store.port, what, timeout=DEADLINE_S)

@@ -34,7 +34,7 @@ def _sharded(r, shards, dtype, options):
     return cases.told(model, optimizer, losses)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,7 +92,7 @@ def _alone_whole(iterations, batches):
     return cases.told(model, optimizer, [optimizer.step(loss) for _ in range(iterations)])
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)], ids=str)
 def test_ranks_with_batches_of_their_own_average_their_losses(shape):
     size = math.prod(shape)
@@ -176,7 +176,7 @@ def _differ(r, what):
     return str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -321,7 +321,7 @@ def _raises_alone(r, told_by):
     return str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("told_by", ["end", "timeout"])
 def test_a_closure_that_raises_on_one_rank_alone_is_an_error_on_all(told_by):
     """Rank 0 waits for rank 1 in its machine, and machine 1 for rank 0."""

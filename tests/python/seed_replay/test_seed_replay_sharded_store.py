@@ -78,7 +78,7 @@ def _late(r, port, snapshots):
     return told, _C.read_replay_records(optimizer.core.log)[0]["iteration"]
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("snapshots", [False, True], ids=["log", "snapshot"])
 def test_late_machines_catch_up(store, snapshots):
     """By the log, or by a snapshot, which the first rank takes and shares out; whether the newcomer is sharded or not."""

@@ -145,7 +145,7 @@ def _long(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_more_tokens_than_chunks(pair):
     pair(_long)
 
@@ -290,7 +290,7 @@ def test_two_stages_generate_after_a_failure(pair):
     pair(_fails_and_goes_on)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_four_stages_generate_after_a_failure(quad):
     quad(_fails_and_goes_on)
 

@@ -166,7 +166,7 @@ def _killed_in_a_switch(r, phase, victim):
     return "went on"
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_stage_that_is_killed_in_a_switch(phase):
     victim = PHASES[phase][0]

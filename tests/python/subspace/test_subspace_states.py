@@ -140,6 +140,6 @@ def _of_another_cut(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_checkpoint_goes_on_at_another_number_of_stages(quad):
     quad(_of_another_cut, timeout=180)

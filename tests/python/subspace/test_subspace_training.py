@@ -96,7 +96,7 @@ def test_four_processes_train_as_one(quad, name, layers):
     quad(_train, name, layers, torch.float64, 0, 1e-9, 1e-12, timeout=240)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_four_processes_train_as_one_in_float32(quad):
     quad(_train, "1F1B", 4, torch.float32, 0, 1e-3, 1e-4, timeout=240)
 
@@ -116,12 +116,12 @@ def test_a_norm_of_one_stage_is_told(caplog):
     assert "expected stages=, the group of all 2 stages, got None: the norm is that of stage 1 alone" in told
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_a_step_of_the_subspace_keeps_exactness(quad):
     quad(_train, "1F1B", 4, torch.float64, 25, 1e-9, 1e-12, timeout=240)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("blocks", [1, 2], ids=["1 block a stage", "2 blocks a stage"])
 def test_w_p2_stays_in_the_subspace(blocks):
     """800 steps in float32 through a boundary: W_p2 drifts by rounding, though nothing ever projects it."""

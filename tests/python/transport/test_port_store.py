@@ -87,7 +87,7 @@ def _other_secret(r, port):
         _meet(r, port, seconds=8)
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_another_secret_does_not_reach_the_store():
     ranks.run_ranks(_other_secret, 2, ranks.free_port(), timeout=DEADLINE_S)
 

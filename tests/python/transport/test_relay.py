@@ -50,7 +50,7 @@ def _meet(r, relay, secret, alone):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("secret", ["", "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyz"])
 def test_two_ranks_that_only_dial_meet_at_a_relay(relay, secret):
     ranks.run_ranks(_meet, 3, relay, secret, (0, 2), timeout=DEADLINE_S)

@@ -135,7 +135,7 @@ def _behind_a_router(r, every_s):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 @pytest.mark.parametrize("size", [2, 4])
 def test_resets_lose_nothing(size):
     ranks.run_ranks(_behind_a_router, size, 0.25, timeout=3 * DEADLINE_S)
@@ -236,7 +236,7 @@ def _command(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_the_command_makes_a_secret(tmp_path):
     made = [_command("secret").stdout.strip() for _ in range(2)]
     assert made[0] != made[1]
@@ -250,7 +250,7 @@ def test_the_command_makes_a_secret(tmp_path):
     assert path.read_text().strip() not in said.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_info_tells_of_none_and_of_one_that_is_none():
     assert "secret          none is set, connections are not encrypted" in _command("info", "--no-self-test").stdout
     said = _command("info", "--no-self-test", LOWCOMM_SECRET="short")

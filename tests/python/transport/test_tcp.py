@@ -107,7 +107,7 @@ def _behind_a_router(r, every_s):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.later
 def test_resets_lose_nothing():
     ranks.run_ranks(_behind_a_router, 3, 0.1, timeout=3 * DEADLINE_S)
 
