@@ -80,8 +80,8 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throw
 // closed its tag: from the sender, that the message was cancelled; from the receiver, that it was dropped, whichever
 // end closed the tag. Each message is reported delivered or dropped exactly once.
 //
-// Or a notice about a tag: its sender has closed it, and reports nothing more of its messages except that they were
-// cancelled or dropped.
+// A record may also be a notice about a tag: its sender has closed it, and reports nothing more of its messages except
+// that they were cancelled or dropped.
 struct Record {
   enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped, closed };
   Kind kind = Kind::message;
