@@ -164,14 +164,12 @@ docs: build
 bench: build
 	$(BIN)/python benchmarks every $(ONLY)
 
-# The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.
+# The codecs' kernels against the bounds that memory sets, torch-free; two minutes.
 bench-codec: $(VENV)/.built
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
-	cmake --build build-codec --target codec_perf noise_peers low_rank_peers --parallel $${MAX_JOBS:-$$(nproc)}
+	cmake --build build-codec --target codec_perf --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
-	  $(BIN)/python benchmarks/report.py benchmarks/results/codec_perf.json && \
-	  $(BIN)/python benchmarks noise_peers build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && \
-	  $(BIN)/python benchmarks low_rank_peers build-codec/liblow_rank_peers.so --json benchmarks/results/low_rank_peers.json && exit $$codecs
+	  $(BIN)/python benchmarks/report.py benchmarks/results/codec_perf.json && exit $$codecs
 
 # The torch-free tests under sanitizers, the simulated CUDA kernels too (which ThreadSanitizer has nothing to say about).
 SANITIZED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DCMAKE_CXX_FLAGS_RELEASE=-O1

@@ -3,5 +3,5 @@
 `cases.py` says which rows there are and what each fault must come to. `rank.py` is what a rank does in every row, `acts.py`
 what is done to it from outside, by the owner of the lab, `stage.py` how the two hear of each other. `outsiders.py` and
 `crowd.py` are those who are no rank: they listen, replay, pretend and crowd. `run.py` runs a row in real processes on hosts of
-linklab, `judge.py` says whether it holds, `cli.py` prints the table. Resets of connections at a rate are `faults/tcp_cuts.py`.
+linklab, `judge.py` says whether it holds, `cli.py` prints the table.
 """

@@ -1,16 +1,11 @@
-"""The pipelines' benchmark: its bound on cases worked out by hand, and its quick form on a lab."""
+"""The bound of the pipelines' benchmark, on cases worked out by hand."""
 
 import collections
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 
 import model
 import pytest
 import torch
-from links import BENCHMARKS, ENV, expect_labs
 from pipelines import bound, cases, compute, measure, shared_bound
 
 
@@ -126,32 +121,3 @@ def test_bytes_are_those_of_both_hosts():
     ranks = [{"rows": [way], "forward_s": 0.1, "backward_s": 0.2} for way in ways]
     (row,) = measure.rows_of(setting, ranks, bound.Direction(1e6, 0))
     assert (row.activation, row.gradient, row.sent) == (5, 7, 120)
-
-
-@pytest.mark.slow
-def test_the_quick_form(tmp_path):
-    """Rows of every case with their messages; how fast they are is the benchmark's to judge."""
-    expect_labs()
-    path = tmp_path / "pipelines.json"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS, "pipelines", "--quick", "--only", "100mbit", "--repetitions", "1", "--json", path],
-        env={**os.environ, **ENV},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    result = json.loads(path.read_text())
-    (link,) = result["links"]
-    assert [(row["name"], row["order"]) for row in link["rows"]] == [
-        (case.name, case.order) for case in cases.quick()[0].cases
-    ]
-    compute_s = cases.MICRO_BATCHES * 0.045
-    assert all(min(row["least_s"], row["bound_s"]) >= compute_s for row in link["rows"]), (
-        "no wait is shorter than asked"
-    )
-    message = {row["name"]: row["activation"] for row in link["rows"]}
-    half = 2 * 64 * 1024 / 2  # 4 bits an element
-    assert half < message[cases.CHANGES_2] * 2 and half < message[cases.DIRECT] < 1.02 * half
-    assert message[cases.TORCH_CODED] == pytest.approx(message[cases.DIRECT], rel=0.01)
-    assert {gate["name"].partition(":")[0] for gate in result["gates"]} >= {"100mbit 25ms"}

@@ -105,6 +105,6 @@ def _ddp(r):
 
 @pytest.mark.slow
 def test_ddp_exits_cleanly_twelve_of_twelve():
-    """Plain gloo is known to abort in some such runs (`python benchmarks exit_aborts` counts them)."""
+    """Plain gloo is known to abort in some such runs."""
     for _ in range(12):
         ranks.run_ranks(_ddp, 2)

@@ -1,1 +1,0 @@
-"""Collectives on one machine."""

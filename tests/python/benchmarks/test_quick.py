@@ -1,0 +1,77 @@
+"""Every benchmark program that has a quick form runs it: rows and gates are written, and the gates on what it computes pass."""
+
+import json
+import os
+import re
+import sys
+
+import pytest
+import ranks
+from example_main import EXAMPLES
+from links import ENV, expect_labs
+
+BENCHMARKS = EXAMPLES.parent / "benchmarks"
+TEXT = "It is what it is, and it is not what it was. " * 200
+# `nanogpt_wan` takes the runs that `convergence subspace` has trained.
+LOSSES = {"free": 6.0, "constrained, 32": 6.3, "1 bit of all": 6.6}
+CURVES = [
+    {"name": name, "seed": 0, "step": [20, 40, 60, 80, 100], "loss": [first - i for i in range(5)], "validation": first - 4}
+    for name, first in LOSSES.items()
+]
+# What a method of `convergence` is given, and how many gates its quick form has.
+CONVERGENCE = {
+    "aq": ([], 8),
+    "aq_replicas": (["--seconds", "seconds.png"], 2),
+    "diloco": ([], 7),
+    "diloco_residuals": ([], 2),
+    "diloco_unequal": ([], 2),
+    "fsdp_tables": (["--data", "text.txt"], 5),
+    "fsdp_variants": ([], 10),
+    "seed_replay": ([], 8),
+    "seed_replay_lora": ([], 4),
+    "subspace": ([], 5),
+    "subspace ratios": (["--only", "ratios", "--seconds", "seconds.png"], 1),
+    "subspace_depth": ([], 2),
+}
+# Programs on links: how fast their cases are is the benchmark's to judge, so a gate on seconds may fail here.
+ON_LINKS = {
+    "diloco_lab": ["--plot", "plot.png"],
+    "nanogpt_wan": ["--only", "scores", "--curves", "curves.json"],
+    "pipelines": ["--only", "100mbit", "--repetitions", "1"],
+    "subspace_links": [],
+}
+
+
+def run(folder, *words, statuses=(0,)):
+    """Runs a program's quick form in `folder`; returns the JSON that it writes and what it prints."""
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "curves.json").write_text(json.dumps({"curves": CURVES}))
+    command = [sys.executable, str(BENCHMARKS), *words, "--quick", "--json", "result.json"]
+    env = {**os.environ, **ENV, "OMP_NUM_THREADS": "1"}
+    status, out, err = ranks.run_command(command, env=env, deadline_s=600, cwd=folder)
+    assert status in statuses, f"{out}\n{err}"
+    for picture in folder.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    return json.loads((folder / "result.json").read_text()), out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CONVERGENCE)
+def test_convergence(tmp_path, method):
+    options, gates = CONVERGENCE[method]
+    content, _ = run(tmp_path, "convergence", method.partition(" ")[0], "--plot", "plot.png", *options)
+    assert len(content["gates"]) == gates and all(gate["pass"] for gate in content["gates"])
+    for curve in content["curves"]:
+        assert len({len(curve[key]) for key in ("step", "bytes", "seconds", "loss")}) == 1
+    pictures = {"plot.png", *(word for word in options if word.endswith(".png"))}
+    assert {path.name for path in tmp_path.glob("*.png")} == pictures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ON_LINKS)
+def test_on_links(tmp_path, program):
+    expect_labs()
+    content, printed = run(tmp_path, program, *ON_LINKS[program], statuses=(0, 1))
+    assert content["gates"], "the program judges nothing"
+    for gate in content["gates"]:
+        assert re.search(rf"^{'PASS' if gate['pass'] else 'FAIL'}  {re.escape(gate['name'])} ", printed, re.MULTILINE)
