@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage="%(prog)s [options]; see --help")
     parser.add_argument("--data", type=Path, help="a text file or a directory of them (default: Python's own sources)")
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps from one outer step to the next")
-    parser.add_argument("--mode", default="continue", choices=("sync", "continue", "restart", "eager"))
+    parser.add_argument("--mode", default="continue", choices=("sync", "continue", "restart"))
     parser.add_argument("--codec", default="sym4:bucket=128", help="of pseudo-gradients")
     parser.add_argument("--rank", type=int, help="of low-rank factors; none without it")
     parser.add_argument("--only", choices=("exact", "outer"), help="train one of the two")

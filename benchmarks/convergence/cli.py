@@ -1,6 +1,6 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_residuals|diloco_table1|
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_residuals|diloco_table1|
         diloco_unequal|aq|aq_replicas|split_learning|subspace|subspace_depth|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
         [--seconds FILE [--curves FILE]]
@@ -24,7 +24,6 @@ import text
 
 from convergence import link_curves
 from convergence.ddp import runs as ddp_runs
-from convergence.diloco import adaptive as diloco_adaptive
 from convergence.diloco import plot as diloco_plot
 from convergence.diloco import residuals as diloco_residuals
 from convergence.diloco import runs as diloco_runs
@@ -51,7 +50,6 @@ METHODS: dict[str, Callable] = {
     "fsdp_tables": fsdp_tables.measure,
     "ddp": ddp_runs.measure,
     "diloco": diloco_runs.measure,
-    "diloco_adaptive": diloco_adaptive.measure,
     "diloco_residuals": diloco_residuals.measure,
     "diloco_table1": diloco_table1.measure,
     "diloco_unequal": diloco_unequal.measure,
@@ -84,7 +82,6 @@ WITHOUT_TEXT = ("seed_replay", "seed_replay_lora", "split_learning")
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
     "diloco": diloco_plot.draw,
-    "diloco_adaptive": diloco_plot.draw_adaptive,
     "diloco_unequal": diloco_unequal.draw,
     "aq": pipeline_plot.draw,
     "subspace": subspace_plot.draw,

@@ -74,12 +74,6 @@ int run(const Options& options) {
     measureCodec(rows, text, dtype, options);
     std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
   };
-  const auto measureFusedRows = [&](const std::string& text) {
-    if (text.find(options.only) == std::string::npos) return;
-    const size_t before = rows.size();
-    measureFused(rows, text, options);
-    std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
-  };
   const auto measureSeeds = [&](Noise noise, size_t terms, double bound) {
     const std::string name = noise == Noise::gaussian ? "gaussian" : "rademacher";
     if (name.find(options.only) == std::string::npos) return;
@@ -92,8 +86,6 @@ int run(const Options& options) {
     for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024", "gauss4"})
       measureRows(text, dtype);
   }
-  for (const char* text : {"minmax4:bucket=512", "qsgd4:bucket=1024", "sym4:bucket=1024", "sym4:bucket=4096"})
-    measureFusedRows(text);
   for (size_t terms : {1, 4, 16})
     measureSeeds(Noise::rademacher, terms, 80);
   for (size_t terms : {1, 16})

@@ -30,10 +30,6 @@ struct Options {
 // Encode, decode and decode-add of a grid codec.
 void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, const Options& options);
 
-// Operations that are fused with a grid codec, of fp32 elements and states: a state is read and written with each, and
-// a sum is of own elements and three payloads.
-void measureFused(std::vector<Row>& rows, const std::string& text, const Options& options);
-
 // x += the sum of `terms` perturbations of a seed each.
 void measureNoise(std::vector<Row>& rows, Noise noise, size_t terms, double bound, const Options& options);
 

@@ -21,7 +21,6 @@ CASES = [
     Case("continue rank 64, int4", rank=64),
     Case("continue int4, residuals int8", residual="int8"),
     Case("restart int4", mode="restart"),
-    Case("eager int4", mode="eager"),
     Case("sync int4", mode="sync"),
     Case("sync fp32", mode="sync", codec=None),
 ]
@@ -42,7 +41,7 @@ class Row:
 def formula(case: Case) -> float:
     """Bytes a parameter by docs/diloco_memory.md, with a message under way but in mode sync."""
     waits = case.mode == "sync"
-    copies = 2 + (not waits) + 2 * (case.mode == "eager")
+    copies = 2 + (not waits)
     if case.codec is None:
         return _FLOAT * (copies + 1)
     rows, columns = SHAPES[0]

@@ -1,4 +1,3 @@
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -25,7 +24,6 @@ std::vector<OuterParameter> parametersOf(const std::vector<Held>& held) {
   return parameters;
 }
 
-// A rule of the user's is called from step(), which runs without the interpreter's lock; functional takes it.
 DiLoCoXOptions optionsOf(const py::dict& given) {
   DiLoCoXOptions o;
   OptionReader reader("DiLoCoX", given);
@@ -47,18 +45,9 @@ DiLoCoXOptions optionsOf(const py::dict& given) {
   reader.take("rank", o.rank);
   reader.take("adapt_rank", o.adapt_rank);
   reader.take("adapt_sync_every", o.adapt_sync_every);
-  std::string adapt_to;
-  reader.take("adapt_to", adapt_to);
-  if (!adapt_to.empty()) o.adapt_to = adaptTo(adapt_to);
   reader.take("min_rank", o.min_rank);
-  reader.take("min_sync_every", o.min_sync_every);
-  reader.take("window", o.window);
-  reader.take("energy", o.energy);
-  reader.take("rank_rule", o.rank_rule);
-  reader.take("sync_rule", o.sync_rule);
   reader.take("check_every", o.check_every);
   reader.take("seed", o.seed);
-  reader.take("on_device", o.on_device);
   reader.expectAllTaken();
   return o;
 }
@@ -83,7 +72,6 @@ py::dict memoryOf(const OuterMemory& memory) {
   entry["average"] = memory.average;
   entry["residual"] = memory.residual;
   entry["rounding"] = memory.rounding;
-  entry["own"] = memory.own;
   entry["total"] = memory.total();
   return entry;
 }

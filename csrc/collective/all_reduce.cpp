@@ -30,7 +30,7 @@ namespace lowcomm {
 namespace {
 
 // For each rank, the parts of all tensors that make up its slice.
-ScatterEntries shareOut(const AllReduceMessage& message, int ranks, bool on_device) {
+ScatterEntries shareOut(const AllReduceMessage& message, int ranks) {
   if (message.codec.id == CodecId::none && message.tensors.size() > 1) {  // a layout would join their segments
     throw ValueError("all_reduce: expected one exact tensor in a message, got " +
                      std::to_string(message.tensors.size()));
@@ -40,7 +40,6 @@ ScatterEntries shareOut(const AllReduceMessage& message, int ranks, bool on_devi
   for (uint32_t t = 0; t < message.tensors.size(); ++t) {
     const ReduceTensor& tensor = message.tensors[t];
     const std::vector<Slice> slices = slicesOf(tensor.elements, message.codec, ranks);
-    if (tensor.kept && !on_device) std::memcpy(tensor.residual, tensor.kept, tensor.elements * sizeof(float));
     for (int s = 0; s < ranks; ++s) {
       const auto [first, count] = slices[s];
       if (count == 0) continue;
@@ -49,7 +48,6 @@ ScatterEntries shareOut(const AllReduceMessage& message, int ranks, bool on_devi
       entry.input = tensor.elsewhere.from ? tensor.elsewhere.from + first : entry.output;
       entry.make = tensor.elsewhere.make;
       if (tensor.residual) entry.residual = tensor.residual + first;
-      if (tensor.kept && on_device) entry.kept = tensor.kept + first;
       entry.coded = tensor.elsewhere.coded;
       entries[(tensor.first_owner + s) % ranks].push_back(entry);
     }
@@ -102,7 +100,7 @@ class SendSums final : public Phase {
 // One message.
 struct SlicedTensors {
   SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
-      : entries(shareOut(message, op.size(), device_codec != nullptr)),
+      : entries(shareOut(message, op.size())),
         plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype, op.chunkBytes(),
                                                 op.size())),
         slices(*plans),

@@ -26,16 +26,13 @@ struct ReduceTensor {
   // Error feedback: null, or fp32 elements that hold what this rank's encodings have lost so far. It is added to `data`
   // first and becomes what is lost now, that of the second encoding and of a rounding to `dtype` included: over all
   // ranks Σ data before = Σ (residual after − residual before) + the reduction (W times it for an average), up to fp32
-  // rounding. Unspecified when the op fails: the caller keeps a copy (`kept`), or gives one (Residual).
+  // rounding. Unspecified when the op fails: the caller keeps a copy, or gives one (Residual).
   float* residual = nullptr;
 
   uint64_t slot = 0;         // of the message's draws: the tensor takes one for each rank from here on
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
 
   Elsewhere elsewhere = {};
-
-  // The residual as it was before, apart from `residual`, as it must be on a device; null: in `residual` itself.
-  const float* kept = nullptr;
 };
 
 // Tensors that travel together: all of one type, by one codec. Each is cut into slices, encoded and drawn for by
@@ -92,9 +89,6 @@ struct LowRankTensor {
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
 
   double* energies = nullptr;  // null, or `rank` numbers that become the result's squared singular values, descending
-  // Null, or a number that becomes an estimate of the squared norm of what P·Rᵀ leaves out of the reduction of A
-  // (kernels/low_rank: probeRest). Where any tensor asks for it, as on all ranks, kProbes more numbers a matrix travel.
-  double* rest = nullptr;
 
   Elsewhere elsewhere = {};  // of a tensor without data, whose reduction stays in codes or factors
 };

@@ -51,19 +51,14 @@ class CodecKernels {
   virtual void decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace,
                       uint32_t* refused) = 0;
 
-  // FusedCodec::encodeFeedback of fp32 elements, from `kept` to `residual`, which is apart from all else.
-  virtual void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
-                              const Draws& draws, void* workspace, uint32_t* refused) = 0;
-
   // out = the sum of the terms in fp32 and in order, rounded to `dtype`, then divided by average_over where that is not
   // 0 (reduceFinish). out may be a term's own elements.
   virtual void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over,
                    void* workspace, uint32_t* refused) = 0;
 
-  // The payload that FusedCodec::encodeSum makes of them, and, unless null, what it lost; that may be where the own
-  // term is. Not of `none`.
+  // The payload that FusedCodec::encodeSum makes of them. Not of `none`.
   virtual void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms,
-                         int average_over, const Draws& draws, void* workspace, uint32_t* refused, float* lost) = 0;
+                         int average_over, const Draws& draws, void* workspace, uint32_t* refused) = 0;
 };
 
 // Memory on both sides of the queue that the kernels are enqueued in, and points in it. Memory is aligned to 64 bytes;

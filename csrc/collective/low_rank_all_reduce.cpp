@@ -4,7 +4,6 @@
 //      2(W - 1)/W·p bytes out and in, and those of the other tensors.
 //   2. Every rank orthonormalises the sum P in a fixed order: no bytes.
 //   3. It forms R = Aᵀ·P; an all_reduce sums them, with a sequence number of its own: 2(W - 1)/W·r bytes out and in.
-//   With them, where asked for, a random projection of A − P·Rᵀ, exact: 2(W - 1)/W·16 bytes a matrix.
 //   4. It writes P·Rᵀ to the tensors, the loss to the residuals, and R to the factors Q: no bytes.
 
 #include <algorithm>
@@ -77,22 +76,15 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   }
   if (finite && low_rank) {
     ++op.sequence;
-    std::vector<float> probes;
     {
       Stopwatch watch(op, Doing::encode);
       FloatEnv env;
       for (TensorCompression& tensor : tensors) {
-        if (!tensor.lowRank()) continue;
-        tensor.shareBack(backs, kernels, ranks);
-        tensor.probe(probes);
+        if (tensor.lowRank()) tensor.shareBack(backs, kernels, ranks);
       }
     }
     messages = {std::move(backs)};
-    if (!probes.empty()) messages.emplace_back(probes.size(), CodecSpec{}, DType::float32, probes.data());
     allReduce(op, messages, reduction);
-    for (const TensorCompression& tensor : tensors) {
-      if (tensor.lowRank()) tensor.takeProbe(probes);
-    }
     for (const TensorCompression& tensor : tensors)
       finite = finite && tensor.secondIsFinite();
   }

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "codec/coded_residual.h"
 #include "kernels/finite.h"
-#include "kernels/low_rank/signs.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {
@@ -19,7 +18,6 @@ namespace {
 
 constexpr uint64_t kPiece = 4096;                     // elements widened at a time
 constexpr float kOverflow = 0x1p100f;                 // above it a product of factors might not be finite
-constexpr uint64_t kProbeSeed = 0xa0761d6478bd642fu;  // other signs than those of a factor's new vectors
 
 bool isZero(const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);
@@ -59,7 +57,7 @@ void TensorCompression::share(AllReduceMessage& message, const LowRankKernels& k
   p_.assign(t_.rank * t_.rows, 0);
   if (!idle_) {
     widen();
-    project(kernels);
+    kernels.project(p_.data(), matrix(), t_.factor, t_.rows, t_.columns, t_.rank);
   }
   message.tensors.push_back({p_.size(), p_.data(), nullptr, t_.slot, t_.first_owner});
 }
@@ -74,22 +72,6 @@ void TensorCompression::shareBack(AllReduceMessage& message, const LowRankKernel
   }
   float* residual = feedback() ? lost_.data() : nullptr;
   message.tensors.push_back({r_.size(), r_.data(), residual, t_.slot + static_cast<uint64_t>(ranks), t_.first_owner});
-}
-
-void TensorCompression::probe(std::vector<float>& probes) {
-  if (!t_.rest) return;
-  probe_at_ = probes.size();
-  probes.resize(probe_at_ + kProbes);
-  if (idle_) return;
-  probeRest(probes.data() + probe_at_, sums_.data(), omega(), p_.data(), r_.data(), t_.rows, t_.columns, t_.rank,
-            probeSeed());
-}
-
-void TensorCompression::takeProbe(const std::vector<float>& probes) const {
-  if (!t_.rest) return;
-  *t_.rest = 0;
-  for (size_t k = 0; k < kProbes; ++k)
-    *t_.rest += double{probes[probe_at_ + k]} * probes[probe_at_ + k];
 }
 
 void TensorCompression::finish(const LowRankKernels& kernels, bool rounds_here, float times) {
@@ -219,25 +201,6 @@ const float* TensorCompression::matrix() {
     }
   }
   return whole_.data();
-}
-
-uint64_t TensorCompression::probeSeed() const {
-  return t_.seed ^ kProbeSeed;
-}
-
-// P, and with a probe its sums too, as of one direction more: one pass over A.
-void TensorCompression::project(const LowRankKernels& kernels) {
-  if (!t_.rest) {
-    kernels.project(p_.data(), matrix(), t_.factor, t_.rows, t_.columns, t_.rank);
-    return;
-  }
-  directions_.assign(t_.factor, t_.factor + t_.rank * t_.columns);
-  directions_.resize((t_.rank + 1) * t_.columns);
-  drawSigns(directions_.data() + t_.rank * t_.columns, t_.columns, probeSeed());
-  p_.resize((t_.rank + 1) * t_.rows);
-  kernels.project(p_.data(), matrix(), directions_.data(), t_.rows, t_.columns, t_.rank + 1);
-  sums_.assign(p_.end() - static_cast<std::ptrdiff_t>(t_.rows), p_.end());
-  p_.resize(t_.rank * t_.rows);
 }
 
 // P·Rᵀ to the tensor. What its rounding to a 16-bit type loses goes to `residual`, of one rank alone.

@@ -28,10 +28,6 @@ class TensorCompression {
   // Into the second: R, with what its coding will lose. The first has taken a slot for each of `ranks`.
   void shareBack(AllReduceMessage& message, const LowRankKernels& kernels, int ranks);
 
-  // With them, where the caller asks for it: this rank's part of the estimate of what P·Rᵀ leaves out.
-  void probe(std::vector<float>& probes);
-  void takeProbe(const std::vector<float>& probes) const;
-
   // Whether what the first message brought, or the second, is finite and P·Rᵀ will be.
   bool firstIsFinite() const;
   bool secondIsFinite() const;
@@ -55,9 +51,6 @@ class TensorCompression {
   void finishIdle();
   void widen();
   const float* matrix();
-  uint64_t probeSeed() const;
-  const float* omega() const { return directions_.data() + t_.rank * t_.columns; }
-  void project(const LowRankKernels& kernels);
   void write(const LowRankKernels& kernels, float* residual, float times);
 
   const LowRankTensor& t_;
@@ -66,9 +59,7 @@ class TensorCompression {
   const bool idle_;
   uint32_t number_ = 0;  // in the first message
   const float* a_ = nullptr;
-  size_t probe_at_ = 0;
   std::vector<float> wide_, p_, r_, own_, lost_;
-  std::vector<float> directions_, sums_;  // of the probe: the factor and ω; A·ω
 };
 
 }  // namespace lowcomm

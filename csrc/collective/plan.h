@@ -139,7 +139,6 @@ struct ScatterEntry {
   const MakeElements* make = nullptr;    // in place of the input
   const CodedResidual* coded = nullptr;  // in place of the residual
   uint32_t tensor = 0;                   // its number in the message
-  const float* kept = nullptr;           // the residual as it was, of elements on a device
 
   bool feedback() const { return residual || coded; }
 };

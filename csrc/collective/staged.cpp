@@ -46,12 +46,7 @@ void StagedSource::start(size_t k) {
       const void* x = elementsOf(*run);
       const Draws draws = elements_.draws.slot(entry.slot);
       void* workspace = device_codec_.workspace(*run, dtype);
-      if (entry.residual) {
-        device_codec_.kernels().encodeFeedback(*run, payload, static_cast<const float*>(x), entry.kept + run->offset,
-                                               entry.residual + run->offset, draws, workspace, frame.slot->word());
-      } else {
-        device_codec_.kernels().encode(*run, payload, x, dtype, draws, workspace, frame.slot->word());
-      }
+      device_codec_.kernels().encode(*run, payload, x, dtype, draws, workspace, frame.slot->word());
       payload += run->whole;
     }
     device_codec_.fetch(*frame.slot);
@@ -66,10 +61,6 @@ void StagedSource::encodeOnHost(FrameInFlight& frame) {
   for (const Run* run : frame.runs) {
     const ScatterEntry entry = entryOf(*run);
     auto x = device_codec_.toHost(elementsOf(*run), run->count * itemBytes(dtype));
-    if (entry.residual) {
-      const auto kept = device_codec_.toHost(entry.kept + run->offset, x.size());
-      reduceInto(x.data(), kept.data(), dtype, ReduceKind::sum, run->count);
-    }
     run->encode({payload, run->whole}, x.data(), dtype, elements_.draws.slot(entry.slot), elements_.of);
     payload += run->whole;
   }

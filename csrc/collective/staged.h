@@ -147,7 +147,6 @@ class StagedSummer final : public Summer {
   void encodeOnHost(const Sum& sum);
   void attribute(const RunTerms& whole) const;
   const ScatterEntry& entry(const Run& run) const { return elements_.entries[op_.rank()][run.segment]; }
-  float* residual(const Run& run) const;
   const void* input(const Run& run) const;
   std::byte* output(const Run& run) const;
   Draws drawsOf(const Run& run) const;

@@ -78,12 +78,6 @@ StagedSummer::Sum StagedSummer::load(size_t k, const Payloads& payloads) {
     }
     at += run.bytes;
     if (!whole) continue;
-    if (float* y = residual(run)) {  // the own elements with their residual, where the new one is to be
-      const std::vector<StagedTerm> own = {{nullptr, input(run)}, {nullptr, entry(run).kept + run.offset}};
-      device_codec_.kernels().sum(run, y, DType::float32, own, 0, device_codec_.workspace(run, DType::float32),
-                                  sum.terms->word());
-      all.terms[own_rank].own = y;
-    }
     sum.runs.push_back(std::move(all));
   }
   if (sum.terms) device_codec_.load(*sum.terms);
@@ -107,8 +101,7 @@ void StagedSummer::encodeAgain(Sum& sum) {
   std::byte* payload = sum.codes->device();
   for (const RunTerms& all : sum.runs) {
     device_codec_.kernels().encodeSum(*all.run, payload, elements_.dtype, all.terms, average_over_, drawsOf(*all.run),
-                                      device_codec_.workspace(*all.run, elements_.dtype), sum.codes->word(),
-                                      residual(*all.run));
+                                      device_codec_.workspace(*all.run, elements_.dtype), sum.codes->word());
     payload += all.run->whole;
   }
   device_codec_.fetch(*sum.codes);
@@ -146,10 +139,6 @@ void StagedSummer::encodeOnHost(const Sum& sum) {
     const Run& run = *all.run;
     auto own = device_codec_.toHost(input(run), run.count * itemBytes(dtype));
     std::vector<std::byte> out(own.size());
-    if (residual(run)) {
-      const auto kept = device_codec_.toHost(entry(run).kept + run.offset, own.size());
-      reduceInto(own.data(), kept.data(), DType::float32, ReduceKind::sum, run.count);
-    }
     std::vector<Contribution> terms(all.payloads.size());
     for (size_t rank = 0; rank < terms.size(); ++rank)
       terms[rank].payload = all.payloads[rank];
@@ -201,11 +190,6 @@ void StagedSummer::wait() {
   }
   for (const auto& sink : sinks_)
     sink->wait();
-}
-
-// Where the residual of a run of the own slice is written, or null.
-float* StagedSummer::residual(const Run& run) const {
-  return entry(run).residual ? entry(run).residual + run.offset : nullptr;
 }
 
 const void* StagedSummer::input(const Run& run) const {

@@ -13,11 +13,10 @@ namespace lowcomm {
 
 std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements) {
   if (!device_codec) return std::make_unique<HostSummer>(op, elements);
-  const bool keeps = elements.encoded_again && elements.dtype == DType::float32;
   for (const std::vector<ScatterEntry>& slice : elements.entries) {
     for (const ScatterEntry& entry : slice) {
-      if (entry.make || entry.coded || (entry.residual && !(entry.kept && keeps)))
-        throw ValueError(op.op + ": on a device: expected float32 elements there and what residuals were, got others");
+      if (entry.make || entry.feedback())
+        throw ValueError(op.op + ": on a device: expected elements there and no error feedback, got others");
     }
   }
   return std::make_unique<StagedSummer>(op, *device_codec, elements);

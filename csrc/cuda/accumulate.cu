@@ -36,16 +36,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    takeLostByThread(float* left, const float* x, uint64_t count, uint32_t times, bool finite) {
-  const uint64_t stride = uint64_t{gridDim.x} * kThreads;
-  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
-    float lost = x[i] - left[i];
-    if (times > 1) lost *= static_cast<float>(times);
-    left[i] = finite && !isFinite(lost) ? 0.0f : lost;
-  }
-}
-
 // Throws TypeError. Calls f() on the device, where there are elements.
 template <class F>
 void onElements(const Place& place, const char* doing, DType dtype, uint64_t count, F&& f) {
@@ -78,13 +68,6 @@ void finishSum(const Place& place, void* out, const float* acc, DType dtype, uin
     withElements(dtype, out, [&]<class T>(T* out) {
       launch(place, kDoing, finishByThread<T>, blocks, kThreads, out, acc, count, average_over);
     });
-  });
-}
-
-void takeLost(const Place& place, float* left, const float* x, uint64_t count, uint32_t times, bool finite) {
-  constexpr const char* kDoing = "take what was lost";
-  onElements(place, kDoing, DType::float32, count, [&](unsigned blocks) {
-    launch(place, kDoing, takeLostByThread, blocks, kThreads, left, x, count, times, finite);
   });
 }
 

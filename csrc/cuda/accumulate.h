@@ -19,10 +19,6 @@ void accumulate(const Place& place, float* acc, const void* x, DType dtype, uint
 // out = acc rounded to `dtype`, then, with average_over > 0, that divided by it. out may be acc where dtype is float32.
 void finishSum(const Place& place, void* out, const float* acc, DType dtype, uint64_t count, uint32_t average_over);
 
-// Leaves what encoding lost of x: left = x - left, where left holds what the codes decode to, times `times` where
-// that is above 1; with `finite` 0 for what is not that: as FusedCodec keeps residuals.
-void takeLost(const Place& place, float* left, const float* x, uint64_t count, uint32_t times, bool finite);
-
 // Whether this build has code that runs on that device: its architectures are those of CUDAARCHS. Does not throw.
 bool runsOn(int device);
 

@@ -3,11 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "base/narrow_float.h"
 #include "codec/family.h"
-#include "codec/fused.h"
 #include "codec/nonfinite.h"
 #include "cuda/accumulate.h"
 #include "cuda/grid.h"
@@ -20,10 +18,6 @@ constexpr uint64_t kBlockElements = 512;
 
 bool isExact(const Run& run) {
   return run.codec->spec().id == CodecId::none;
-}
-
-bool isFused(const CodecSpec& codec, size_t terms) {
-  return isGrid(codec.id) && !isRotated(codec) && !gridFamily(codec.id)->book && terms <= kMostTerms;
 }
 
 GridRun gridRun(const Run& run, DType dtype) {
@@ -47,7 +41,7 @@ bool RunKernels::takes(const CodecSpec& codec, DType dtype) const {
          !codec.open() && (codec.unit == 0 || codec.unit % codec.bucket == 0);
 }
 
-// The float32 sum, or the elements that a fused kernel decodes it to.
+// The float32 sum.
 size_t RunKernels::workspaceBytes(const Run& run, DType) const {
   return up64(run.count * sizeof(float));
 }
@@ -70,16 +64,6 @@ void RunKernels::encode(const Run& run, void* payload, const void* x, DType dtyp
   const size_t bytes = run.count * itemBytes(dtype);
   copy(payload, x, bytes);
   clear(static_cast<std::byte*>(payload) + bytes, up64(bytes) - bytes);
-}
-
-void RunKernels::encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
-                                const Draws& draws, void* workspace, uint32_t* refused) {
-  auto* y = static_cast<float*>(workspace);
-  accumulate(place_, y, x, DType::float32, run.count, /*starts=*/true);
-  accumulate(place_, y, kept, DType::float32, run.count, /*starts=*/false);
-  encode(run, payload, y, DType::float32, draws, workspace, refused);
-  decode(run, residual, DType::float32, payload, workspace, refused);
-  takeLost(place_, residual, y, run.count, 1, /*finite=*/!staysFinite(run.codec->spec()));
 }
 
 void RunKernels::decode(const Run& run, void* y, DType dtype, const void* payload, void*, uint32_t* refused) {
@@ -110,22 +94,12 @@ void RunKernels::sum(const Run& run, void* out, DType dtype, std::span<const Sta
 }
 
 void RunKernels::encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms,
-                           int average_over, const Draws& draws, void* workspace, uint32_t* refused, float* lost) {
-  if (!lost && isFused(run.codec->spec(), terms.size())) {
-    std::vector<FusedTerm> fused;
-    for (const StagedTerm& term : terms)
-      fused.push_back({term.payload, term.own});
-    return cuda::encodeSum(place_, gridRun(run, dtype), payload, workspace, fused, static_cast<uint32_t>(average_over),
-                           blockOf(run), keyOf(draws), refused);
-  }
+                           int average_over, const Draws& draws, void* workspace, uint32_t* refused) {
   auto* acc = static_cast<float*>(workspace);
   add(run, acc, dtype, terms, workspace, refused);
   // Without a division it would change the bits of NaNs alone, which codes say nothing of.
   if (average_over > 0) finishSum(place_, acc, acc, DType::float32, run.count, static_cast<uint32_t>(average_over));
   encode(run, payload, acc, DType::float32, draws, workspace, refused);
-  if (!lost) return;
-  decode(run, lost, DType::float32, payload, workspace, refused);
-  takeLost(place_, lost, acc, run.count, static_cast<uint32_t>(average_over), /*finite=*/true);
 }
 
 }  // namespace lowcomm::cuda

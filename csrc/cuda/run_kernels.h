@@ -10,8 +10,7 @@
 namespace lowcomm::cuda {
 
 // The kernels of this folder as a device codec's. Takes `none` and grid codecs with all their options but
-// bucket=tensor, axis=channel and the level table of levels<b>. A sum whose codec has a fused kernel (cuda/grid.h) is
-// one kernel, of up to kMostTerms terms; other sums, and those with a residual, are a kernel for each step.
+// bucket=tensor, axis=channel and the level table of levels<b>. A sum is a kernel for each term and one to finish it.
 //
 // Throws CudaError where the runtime refuses a call; what is said of errors in cuda/grid.h holds. Executed by the
 // tests' simulator only so far.
@@ -27,12 +26,10 @@ class RunKernels final : public CodecKernels {
   void encode(const Run& run, void* payload, const void* x, DType dtype, const Draws& draws, void* workspace,
               uint32_t* refused) override;
   void decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace, uint32_t* refused) override;
-  void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
-                      const Draws& draws, void* workspace, uint32_t* refused) override;
   void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over, void* workspace,
            uint32_t* refused) override;
   void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms, int average_over,
-                 const Draws& draws, void* workspace, uint32_t* refused, float* lost) override;
+                 const Draws& draws, void* workspace, uint32_t* refused) override;
 
  private:
   void add(const Run& run, float* acc, DType dtype, std::span<const StagedTerm> terms, void* workspace,

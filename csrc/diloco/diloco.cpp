@@ -22,8 +22,7 @@ std::string textOf(const DiLoCoXOptions& o) {
                   " codec=", o.codec.str(), " projection_codec=", o.projection.str(),
                   " error_feedback=", o.error_feedback, " eight_bits=", o.eight_bits, " rank=", o.rank,
                   " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every,
-                  " adapt_to=", adaptToName(o.adapt_to), " min_rank=", o.min_rank, " min_sync_every=", o.min_sync_every,
-                  " window=", o.window, " energy=", o.energy, " check_every=", o.check_every, " seed=", o.seed);
+                  " min_rank=", o.min_rank, " check_every=", o.check_every, " seed=", o.seed);
 }
 
 void expectAveraged(const std::vector<OuterParameter>& parameters) {
@@ -78,16 +77,14 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
     expectAveraged(parameters);
     expectAveraged(buffers);
-    if (options_.on_device) expectPlace(parameters, options_.codec);
   });
   if (mistake) {
     refuse(error, groups_, site_);
     std::rethrow_exception(mistake);
   }
   attempt([&] {
-    const c10::Device place = options_.on_device ? parameters[0].tensor.device() : at::kCPU;
     model_ = std::make_unique<SiteModel>(std::move(parameters), site_, options_.fragments, options_.rank,
-                                         /*same_values=*/true, "", place);
+                                         /*same_values=*/true);
     buffers_ = std::make_unique<SiteModel>(std::move(buffers), site_, 1, 0, /*same_values=*/false);
     for (int64_t f = 0; f < options_.fragments; ++f)
       model_->collect(f);  // θ̄ begins from there
@@ -182,7 +179,6 @@ bool DiLoCoX::step(double samples) {
   }
   if (any) report_.local_s = secondsSince(start) - (report_.total_waited_s - waited_before);
   step_ended_ = Clock::now();
-  if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
 }
 
@@ -206,7 +202,6 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
     arrive(s, Move::whole);
   } else {
     send(/*marks=*/true);
-    if (options_.mode == OuterMode::eager) s.model.spread(s.number);  // an own outer step has moved them
     voteOnAverage(s, {}, nullptr);
   }
   const int64_t delay = options_.delayOf(sync_every_);

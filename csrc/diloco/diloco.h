@@ -193,7 +193,6 @@ class DiLoCoX {
   void setRanks();
   bool agreesInSite() const;
   double rankInSite();
-  void tellSite(const std::exception_ptr& error);
   std::exception_ptr awaitAll();
   bool isLostInSite(bool mine);
   void agreeOnState(std::string error);
@@ -232,7 +231,6 @@ class DiLoCoX {
   Clock::time_point word_due_ = {};                // of a rank that still waits for a stripe, in its site
   std::deque<std::pair<int64_t, Ticket>> checks_;  // by applied_ when each was queued
   std::exception_ptr kept_error_;                  // of this rank, that its site has not been told yet
-  std::exception_ptr late_;                        // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;
 };
 

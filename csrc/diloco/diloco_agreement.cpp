@@ -166,38 +166,13 @@ void DiLoCoX::agreeOnErrors() {
 void DiLoCoX::voteOnAverage(const FragmentSchedule& s, const EffectiveRanks& mine, const std::exception_ptr& error) {
   const EffectiveRanks all = agreeOnAverage(mine, error ? error : std::exchange(kept_error_, nullptr));
   if (s.buffers || !(options_.adapt_rank || options_.adapt_sync_every)) return;
-  const std::vector<double> before = adaptation_.effectiveRanks();
-  const double rank_before = rank_;
-  bool told = false;
   // Vectors alone have none, and say nothing of the matrices'.
   if (all.matrices > 0) {
     adaptation_.add(all.mean());
     report_.effective_rank = all.mean();
+    rank_ = adaptation_.rank();
   }
-  try {
-    if (all.matrices > 0) rank_ = adaptation_.rank();
-    told = true;
-    adapt();
-  } catch (...) {
-    rank_ = rank_before;
-    if (agreesInSite()) {
-      adaptation_.set(before);
-      if (!told) tellSite(std::current_exception());
-      throw;
-    }
-    late_ = std::current_exception();  // the others have this average and apply it: so must a rank whose own rule fails
-  }
-}
-
-// The other ranks of the site wait for this rank's part of sync_every: without one, this sends the error that it is
-// about to throw.
-void DiLoCoX::tellSite(const std::exception_ptr& error) {
-  try {
-    gatherNumber(isLost(error) ? kLost : kFailed, *site_.ranks, kStep);
-    tell(*site_.ranks, kStep, reasonOf(error), steps_).wait();
-  } catch (...) {
-    // The caller throws its own.
-  }
+  adapt();
 }
 
 // The mean of every rank's r_t, the same on all: added in rank order.
@@ -206,7 +181,6 @@ double DiLoCoX::rankInSite() {
   double sum = 0;
   for (double one : all)
     sum += one;
-  if (!std::isfinite(sum)) throwOthers(*site_.ranks, all, steps_);
   return sum / static_cast<double>(all.size());
 }
 

@@ -14,8 +14,7 @@ namespace lowcomm {
 
 namespace {
 
-constexpr std::array<const char*, 4> kModes = {"sync", "continue", "restart", "eager"};
-constexpr std::array<const char*, 2> kAdaptTo = {"pseudo_gradient", "average"};
+constexpr std::array<const char*, 3> kModes = {"sync", "continue", "restart"};
 
 template <class T>
 [[noreturn]] void refuse(const char* field, const std::string& expected, T got) {
@@ -36,18 +35,7 @@ OuterMode outerMode(const std::string& name) {
   for (size_t i = 0; i < kModes.size(); ++i) {
     if (name == kModes[i]) return static_cast<OuterMode>(i);
   }
-  throw ValueError("DiLoCoX: mode: expected sync, continue, restart or eager, got '" + name + "'");
-}
-
-const char* adaptToName(AdaptTo of) {
-  return kAdaptTo[static_cast<size_t>(of)];
-}
-
-AdaptTo adaptTo(const std::string& name) {
-  for (size_t i = 0; i < kAdaptTo.size(); ++i) {
-    if (name == kAdaptTo[i]) return static_cast<AdaptTo>(i);
-  }
-  throw ValueError("DiLoCoX: adapt_to: expected pseudo_gradient or average, got '" + name + "'");
+  throw ValueError("DiLoCoX: mode: expected sync, continue or restart, got '" + name + "'");
 }
 
 void DiLoCoXOptions::check() const {
@@ -63,8 +51,6 @@ void DiLoCoXOptions::check() const {
   if (delay < 0 || delay > sync_every)
     refuse("fragment_sync_delay", "0..." + std::to_string(sync_every) + ", sync_every", delay);
   if (delay > 0 && mode == OuterMode::sync) refuse("fragment_sync_delay", "none with mode sync, which waits", delay);
-  if (delay > 0 && delay < sync_every && mode == OuterMode::eager)
-    refuse("fragment_sync_delay", "none with mode eager, whose delay is sync_every", delay);
   if (delay > 0 && delay < sync_every && adapt_sync_every)
     refuse("fragment_sync_delay", "none with an adaptive sync_every, which may fall below it", delay);
   if (!(alpha >= 0 && alpha < 1)) refuse("fragment_update_alpha", "a number in [0, 1)", alpha);
@@ -86,47 +72,22 @@ void DiLoCoXOptions::check() const {
   if ((adapt_rank || adapt_sync_every) && rank == 0)
     throw ValueError("DiLoCoX: adaptive compression: expected a rank, got none");
   if (rank > 0 && (min_rank < 1 || min_rank > rank)) refuse("min_rank", "1..." + std::to_string(rank), min_rank);
-  if (min_sync_every < 1 || min_sync_every > sync_every)
-    refuse("min_sync_every", "1..." + std::to_string(sync_every), min_sync_every);
-  if (adapt_sync_every && min_sync_every < fragments)
-    refuse("min_sync_every", "the number of fragments or more", min_sync_every);
-  const char* misplaced = mode == OuterMode::eager ? "mode='eager'" : nullptr;
-  if (rank > 0 || eight_bits) misplaced = rank > 0 ? "rank" : "residual_dtype='int8'";
-  if (on_device && misplaced)
-    throw ValueError(std::string("DiLoCoX: outer_place: expected 'host' with ") + misplaced + ", got 'device'");
-  expectAtLeast("window", 1, window);
-  if (!(energy > 0 && energy <= 1)) refuse("energy", "a number in (0, 1]", energy);
   expectAtLeast("check_every", 0, check_every);
 }
 
 double Adaptation::rank() const {
   const auto first = static_cast<double>(options_.rank);
   if ((!options_.adapt_rank && !options_.adapt_sync_every) || effective_.empty()) return first;
-  if (options_.rank_rule) {
-    const double rank = options_.rank_rule(effective_);
-    if (!(rank >= 1 && rank <= first)) {
-      throw ValueError("DiLoCoX: rank_rule: expected a number in [1, " + std::to_string(options_.rank) + "], got " +
-                       std::to_string(rank));
-    }
-    return rank;
-  }
-  const auto window = static_cast<size_t>(options_.window);
-  if (effective_.size() < window) return first;
-  const double sum = std::accumulate(effective_.end() - options_.window, effective_.end(), 0.0);
-  return std::clamp(sum / static_cast<double>(window), static_cast<double>(options_.min_rank), first);
+  if (effective_.size() < static_cast<size_t>(kWindow)) return first;
+  const double sum = std::accumulate(effective_.end() - kWindow, effective_.end(), 0.0);
+  return std::clamp(sum / static_cast<double>(kWindow), static_cast<double>(options_.min_rank), first);
 }
 
 int64_t Adaptation::syncEvery(double rank) const {
   if (!options_.adapt_sync_every) return options_.sync_every;
-  const int64_t steps =
-      options_.sync_rule
-          ? options_.sync_rule(rank)
-          : static_cast<int64_t>(std::llround(static_cast<double>(options_.sync_every) * rank / options_.rank));
-  if (options_.sync_rule && (steps < options_.fragments || steps > options_.sync_every)) {
-    throw ValueError("DiLoCoX: sync_rule: expected a number in " + std::to_string(options_.fragments) + "..." +
-                     std::to_string(options_.sync_every) + ", got " + std::to_string(steps));
-  }
-  return std::max(steps, options_.min_sync_every);
+  const auto steps =
+      static_cast<int64_t>(std::llround(static_cast<double>(options_.sync_every) * rank / options_.rank));
+  return std::max({steps, options_.sync_every / 4, options_.fragments});
 }
 
 namespace {
@@ -135,9 +96,8 @@ constexpr size_t kBlock = kOuterBlock;
 
 OuterSpan part(const OuterSpan& s, size_t at) {
   const auto on = [at](float* x) { return x ? x + at : nullptr; };
-  return {on(s.parameter),   on(s.outer),        on(s.momentum),
-          on(s.mark),        on(s.message),      on(s.rounding),
-          on(s.own_message), on(s.own_momentum), std::min(kBlock, s.n - at)};
+  return {on(s.parameter), on(s.outer),    on(s.momentum),          on(s.mark),
+          on(s.message),   on(s.rounding), std::min(kBlock, s.n - at)};
 }
 
 // out = a − b.
@@ -191,32 +151,12 @@ bool stepAndRestart(const OuterSpan& s, const OuterRule& rule) {
   for (size_t at = 0; at < s.n; at += kBlock) {
     const OuterSpan p = part(s, at);
     finite &= difference(own, p.mark, p.parameter, p.n);
-    if (rule.mode == OuterMode::eager) {
-      stepOwn(p, rule, own, p.mark, true);
-      stepOuter(p, rule);
-    } else {
-      stepOuter(p, rule);
-      moveParameter(p, rule, Move::by_mode);
-    }
+    stepOuter(p, rule);
+    moveParameter(p, rule, Move::by_mode);
     std::memcpy(p.message, own, p.n * sizeof(float));
     std::memcpy(p.mark, p.parameter, p.n * sizeof(float));
   }
   return finite;
-}
-
-void stepOwn(const OuterSpan& s, const OuterRule& rule, const float* own, const float* start, bool arrived) {
-  for (size_t i = 0; i < s.n; ++i) {
-    float g = own[i] * rule.share;
-    if (arrived) g += s.message[i] - s.own_message[i] * rule.share;
-    float step = g;
-    if (s.own_momentum) {
-      const float u = rule.momentum * s.own_momentum[i] + g;
-      s.own_momentum[i] = u;
-      step += rule.momentum * u;
-    }
-    s.parameter[i] = start[i] - rule.lr * step;
-    s.own_message[i] = own[i];
-  }
 }
 
 }  // namespace lowcomm

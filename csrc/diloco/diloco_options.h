@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,24 +17,12 @@ enum class OuterMode : uint8_t {
   sync,     // nowhere: the step waits for Δ_t and starts from θ̄_t (DiLoCo, arXiv 2311.08105)
   proceed,  // "continue": θ̄_t − δ_t, the outer point plus the own part that is not averaged yet
   restart,  // θ̄_t, or with `alpha` (1−α)·θ̄_t + α·θ (Streaming DiLoCo, arXiv 2501.18512)
-  eager,    // an own outer step by δ_t/D + Δ_{t−1} − δ_{t−1}/D at once (arXiv 2502.12996)
 };
 
 const char* outerModeName(OuterMode mode);
 
 // Throws ValueError naming the modes.
 OuterMode outerMode(const std::string& name);
-
-// The matrices whose effective rank an adaptive loop follows.
-enum class AdaptTo : uint8_t {
-  pseudo_gradient,  // the averages of what was to be sent, δ + residual
-  average,          // what came of them, Δ, as in the paper: no more than r_t directions, so r_t only falls
-};
-
-const char* adaptToName(AdaptTo of);
-
-// Throws ValueError naming them.
-AdaptTo adaptTo(const std::string& name);
 
 // How an outer loop runs. Every rank of the group has the same.
 struct DiLoCoXOptions {
@@ -61,18 +48,10 @@ struct DiLoCoXOptions {
 
   // Adaptive compression: see Adaptation.
   bool adapt_rank = false, adapt_sync_every = false;
-  AdaptTo adapt_to = AdaptTo::pseudo_gradient;
-  int64_t min_rank = 1, min_sync_every = 1, window = 5;
-  double energy = 0.95;
-  std::function<double(const std::vector<double>& effective_ranks)> rank_rule;  // in place of the mean of the window
-  std::function<int64_t(double rank)> sync_rule;                                // in place of H_1·r/r_1
+  int64_t min_rank = 1;
 
   int64_t check_every = 10;  // outer steps between comparisons of a checksum of θ̄ over the ranks; 0: none
   uint64_t seed = 0;         // of the first factors and of random roundings
-
-  // θ̄ and all else that is kept is where the parameters are, in place of host memory: without factors, 8 bits and mode
-  // eager. Ranks may differ in it.
-  bool on_device = false;
 
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;
@@ -83,26 +62,25 @@ struct DiLoCoXOptions {
 
 // Rank and interval by the effective rank of pseudo-gradients (DiLoCoX, arXiv 2506.21263, section 2.4.3, "adaptive
 // gradient compress algorithm"): r'_t, that of outer step t, is the mean over its matrices of the least number of
-// singular values with `energy` of the squares' sum, at most r_1; r_t the mean of the last `window` of them (r_1 while
-// there are fewer), within [min_rank, r_1]; H_t = max(min_sync_every, round(H_1·r_t/r_1)).
-//
-// The paper takes the singular values of the average Δ_t. It has passed through factors of rank r_t and has r_t of them
-// at most, so no r'_t is above r_t. Here the squares' sum is that of the average of δ + residual, as it was to be sent:
-// the factors show its largest singular values, a random projection what they leave out (LowRankTensor::rest), and r'_t
-// may be above r_t (effectiveRank). `adapt_to` chooses. All of it follows from averages, which are the same on all
-// ranks of a group.
+// singular values of the average Δ_t that have kEnergy of the squares' sum; r_t is the mean of the last kWindow of them
+// (r_1 while there are fewer), within [min_rank, r_1]; H_t = max(leastInterval, round(H_1·r_t/r_1)). The window is the
+// paper's, which gives no other number. Δ_t has passed through factors of rank r_t and shows no more directions than
+// these, so r_t never rises. All of it follows from averages, which are the same on all ranks of a group.
 class Adaptation {
  public:
+  static constexpr int64_t kWindow = 5;
+  static constexpr double kEnergy = 0.95;
+
   // `options` outlives this.
   explicit Adaptation(const DiLoCoXOptions& options) : options_(options) {}
 
   // r'_t of one more outer step.
   void add(double effective_rank) { effective_.push_back(effective_rank); }
 
-  // r_t, not rounded. ValueError where a rule of the user's gives no number in [1, r_1].
+  // r_t, not rounded.
   double rank() const;
 
-  // H_t for that r_t. ValueError as rank(), for [1, H_1].
+  // H_t for that r_t: at least a quarter of H_1, and an inner step for each fragment.
   int64_t syncEvery(double rank) const;
 
   const std::vector<double>& effectiveRanks() const { return effective_; }
@@ -120,21 +98,18 @@ constexpr int64_t kOuterBlock = 4096;  // elements that stay in the first cache 
 
 // Elements of one tensor. Those that a function does not name may be null.
 struct OuterSpan {
-  float* parameter;               // θ, the rank's own
-  float* outer;                   // θ̄
-  float* momentum;                // u; null where μ is 0
-  float* mark;                    // θ as it was when its pseudo-gradient was taken
-  float* message;                 // δ, the own pseudo-gradient, then Δ, the average
-  float* rounding;                // what writing θ in its own dtype added to it; null where that is fp32
-  float* own_message = nullptr;   // mode eager: δ of the message under way
-  float* own_momentum = nullptr;  // mode eager: u of the own outer steps
+  float* parameter;  // θ, the rank's own
+  float* outer;      // θ̄
+  float* momentum;   // u; null where μ is 0
+  float* mark;       // θ as it was when its pseudo-gradient was taken
+  float* message;    // δ, the own pseudo-gradient, then Δ, the average
+  float* rounding;   // what writing θ in its own dtype added to it; null where that is fp32
   size_t n;
 };
 
 struct OuterRule {
   OuterMode mode;
   float lr, momentum, alpha;
-  float share;  // 1/D
 };
 
 // δ = θ̄ + rounding − θ, of a span that no message is under way of. Returns whether all of it is finite.
@@ -154,9 +129,5 @@ void moveParameter(const OuterSpan& s, const OuterRule& rule, Move move);
 // An average has come when the next pseudo-gradient is due: δ' = mark − θ, then stepOuter and moveParameter, then
 // message = δ', mark = θ. Returns whether δ' is finite.
 bool stepAndRestart(const OuterSpan& s, const OuterRule& rule);
-
-// Mode eager in place of that: `own` is δ', and where `arrived` the message holds Δ; g = δ'/D (+ Δ − own_message/D),
-// own_momentum = μ·own_momentum + g, θ = start − γ·(g + μ·own_momentum), own_message = δ'. `start` is where δ' began.
-void stepOwn(const OuterSpan& s, const OuterRule& rule, const float* own, const float* start, bool arrived);
 
 }  // namespace lowcomm

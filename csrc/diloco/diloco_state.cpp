@@ -76,7 +76,7 @@ void DiLoCoX::load(const TensorMap& state) {
   if (number("mode") != static_cast<int64_t>(options_.mode)) {
     throw ValueError(c10::str(
         "DiLoCoX: load: mode: expected ", outerModeName(options_.mode), ", got the state of ",
-        number("mode") < 0 || number("mode") > 3 ? "another" : outerModeName(static_cast<OuterMode>(number("mode")))));
+        number("mode") < 0 || number("mode") > 2 ? "another" : outerModeName(static_cast<OuterMode>(number("mode")))));
   }
   for (const auto& [key, expected] : {std::pair("fragments", options_.fragments), std::pair("delay", options_.delay)}) {
     if (number(key) != expected)

@@ -42,32 +42,25 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     }
     tensors.push_back(tensor);
   }
-  const HostParameters hosts(options.on_device ? std::vector<at::Tensor>() : std::move(tensors));
+  const HostParameters hosts(std::move(tensors));
   for (size_t i = 0; i < parameters.size(); ++i) {
     OuterParameter& parameter = parameters[i];
     const at::Tensor& tensor = parameter.tensor;
     ParameterState kept;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
-    kept.outer = options.on_device ? at::empty(tensor.sizes(), tensor.options().dtype(at::kFloat)).copy_(tensor)
-                                   : hosts.wide(i).clone();
+    kept.outer = hosts.wide(i).clone();
     const bool narrow = tensor.scalar_type() != at::kFloat, delayed = options.mode != OuterMode::sync;
-    const bool eager = options.mode == OuterMode::eager;
     if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
     if (isExact()) kept.message = at::zeros_like(kept.outer);
-    if (isExact() || options.on_device || eager ? delayed && !narrow : delayed || narrow)
-      kept.start = at::zeros_like(kept.outer);
+    if (isExact() ? delayed && !narrow : delayed || narrow) kept.start = at::zeros_like(kept.outer);
     if (narrow) kept.rounding = at::zeros_like(kept.outer);
     if (narrow && delayed)
       kept.mark = at::zeros_like(kept.outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
-    if (eager) {
-      kept.own_message = at::zeros_like(kept.outer);
-      if (options.momentum > 0) kept.own_momentum = at::zeros_like(kept.outer);
-    }
     if (options.codec.id != CodecId::none) {
       kept.first_rank = factored(tensor, options.rank) ? options.rank : 0;
       kept.compression =
           std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback, options.eight_bits,
-                                        options.seed + parameter.number, kept.outer.device());
+                                        options.seed + parameter.number);
     }
     kept.parameter = std::move(parameter);
     kept_.push_back(std::move(kept));
@@ -85,7 +78,6 @@ int64_t Fragment::elements() const {
 // Where the pseudo-gradient of a coded message is.
 Elsewhere Fragment::elsewhere(OuterMessage& flight, size_t i, const std::vector<at::Tensor>& parameters) const {
   const ParameterState& kept = kept_[i];
-  if (kept.own_message.defined()) return flight.from(kept.own_message);
   if (!kept.start.defined()) return flight.difference(kept.outer, parameters[i]);
   return holdsDelta(kept) ? flight.from(kept.start) : flight.difference(kept.outer, kept.start);
 }
@@ -95,7 +87,6 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
   auto flight = std::make_shared<OuterMessage>();
   flight->weight = weight;
   flight->energies.resize(kept_.size());
-  flight->rests.resize(kept_.size());
   flight->coded = {DType::float32,
                    codec,
                    options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
@@ -121,8 +112,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;
     tensor.elsewhere.coded = lent.coded;
-    tensor.elsewhere.in_residual = !in_place_ && kept.first_rank > 0 && lent.residual &&
-                                   (options_.mode == OuterMode::proceed || options_.mode == OuterMode::restart);
+    tensor.elsewhere.in_residual =
+        !in_place_ && kept.first_rank > 0 && lent.residual && options_.mode != OuterMode::sync;
     tensor.factor = lent.factor;
     tensor.rank = static_cast<uint64_t>(compression.rank());
     if (tensor.rank > 0) {
@@ -132,15 +123,12 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     if (tensor.rank > 0 && (options_.adapt_rank || options_.adapt_sync_every)) {
       flight->energies[i].resize(tensor.rank);
       tensor.energies = flight->energies[i].data();
-      if (options_.adapt_to == AdaptTo::pseudo_gradient) tensor.rest = &flight->rests[i];
     }
     tensor.seed = compression.seed() + step;
     tensor.slot = kept.parameter.number * 2 * static_cast<uint64_t>(queue.size());
     tensor.first_owner = kept.parameter.number;
     flight->coded.tensors.push_back(tensor);
   }
-  if (!kept_.empty() && !kept_[0].outer.is_cpu())
-    flight->place(device_ ? *device_ : device_.emplace(kept_[0].outer.device()));
   flight_ = flight;
   phase_ = Phase::flying;
   if (kept_.empty()) return;
@@ -157,7 +145,6 @@ void Fragment::wait() {
   const auto ended = [this](bool well) {
     for (const auto& compression : flight_->compressions)
       compression->end(well);
-    if (own_is_zero_) forgetOwn();
   };
   if (ticket_.pending()) {
     const auto start = std::chrono::steady_clock::now();
@@ -174,16 +161,13 @@ void Fragment::wait() {
   ended(finite);
   if (!finite) {
     forget();
-    if (device_finite_.defined()) finite_ = device_finite_.item<bool>();
     throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
   effective_ = {};
   for (size_t i = 0; i < flight_->energies.size(); ++i) {
     const std::vector<double>& energies = flight_->energies[i];
-    const auto first = static_cast<size_t>(kept_[i].first_rank);
-    const size_t rank =
-        lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy, flight_->rests[i], first);
+    const size_t rank = lowcomm::effectiveRank(energies.data(), energies.size(), Adaptation::kEnergy);
     if (rank == 0) continue;  // no matrix, or one that nobody moved
     effective_.sum += static_cast<double>(rank);
     ++effective_.matrices;
@@ -210,26 +194,18 @@ void Fragment::forget() {
   flight_.reset();
   phase_ = Phase::idle;
   for (ParameterState& kept : kept_) {
-    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
     if (!isExact()) kept.message = at::Tensor();
   }
-}
-
-void Fragment::forgetOwn() {
-  for (ParameterState& kept : kept_) {
-    if (kept.own_message.defined()) kept.own_message.zero_();
-  }
-  own_is_zero_ = false;
 }
 
 void Fragment::measure() {
   memory_ = {};
   const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.nbytes() : 0; };
   for (const ParameterState& kept : kept_) {
-    memory_ += {bytes(kept.outer),    bytes(kept.momentum),
-                bytes(kept.start),    bytes(kept.mark),
-                bytes(kept.message),  kept.compression ? kept.compression->bytes() : 0,
-                bytes(kept.rounding), bytes(kept.own_message) + bytes(kept.own_momentum)};
+    memory_ += {bytes(kept.outer),   bytes(kept.momentum),
+                bytes(kept.start),   bytes(kept.mark),
+                bytes(kept.message), kept.compression ? kept.compression->bytes() : 0,
+                bytes(kept.rounding)};
   }
   if (flight_) memory_.average += flight_->average.bytes();
 }
@@ -242,14 +218,13 @@ OuterMemory& OuterMemory::operator+=(const OuterMemory& more) {
   average += more.average;
   residual += more.residual;
   rounding += more.rounding;
-  own += more.own;
   return *this;
 }
 
 uint32_t Fragment::checksum() const {
   uint32_t sum = 0;
   for (const ParameterState& kept : kept_)
-    sum = crc32c(kept.outer.cpu().const_data_ptr(), kept.outer.nbytes(), sum);
+    sum = crc32c(kept.outer.const_data_ptr(), kept.outer.nbytes(), sum);
   return sum;
 }
 

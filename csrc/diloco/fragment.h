@@ -31,21 +31,15 @@ struct EffectiveRanks {
 
 // Bytes of a rank's outer state, by what they hold.
 struct OuterMemory {
-  uint64_t outer = 0, momentum = 0, start = 0, mark = 0, average = 0, residual = 0, rounding = 0, own = 0;
+  uint64_t outer = 0, momentum = 0, start = 0, mark = 0, average = 0, residual = 0, rounding = 0;
 
-  uint64_t total() const { return outer + momentum + start + mark + average + residual + rounding + own; }
+  uint64_t total() const { return outer + momentum + start + mark + average + residual + rounding; }
   OuterMemory& operator+=(const OuterMemory& more);
-};
-
-// Some rows of a tensor of a fragment, of the same shape and device; `parameter` is fp32. Undefined tensors are not
-// kept.
-struct OuterRows {
-  at::Tensor parameter, outer, momentum, start, mark, message, rounding;
 };
 
 // Some of the parameters and all that an outer loop keeps of them, in host memory. 4 bytes an element of each unless
 // said: θ̄ and momentum, equal on all ranks; with error feedback the residual, 1 byte in 8 bits; of parameters that are
-// not fp32 what rounding added to them; with mode eager δ and u of the own outer steps.
+// not fp32 what rounding added to them.
 //
 // While a message is under way these are needed besides: δ, which the codes are made of as they are sent; the mark; the
 // average; and the residual as it will be, next to the one that a failed op falls back to. Of δ and mark one is kept,
@@ -58,9 +52,6 @@ struct OuterRows {
 // With factors and an fp32 residual the op itself decodes the average, into the memory of the residual as it will be,
 // which the next op computes of δ, the residual as it was, and factors: the product of factors would take the thread
 // that trains longer than all else. So start and that memory change places at an outer step.
-//
-// With `on_device` all of it is where the parameters are, and an outer step is too: δ, then its average, stands in
-// `message`, the mark in `start`, and of a CUDA device only codes cross to the host and back.
 //
 // The caller sees to the order of calls and of ranks; one thread.
 class Fragment {
@@ -121,7 +112,7 @@ class Fragment {
   // idle. To be written in place, then share(): `behind` moves the parameters to the new θ̄. Or not, then unshare().
   std::vector<at::Tensor> shared();
   void share(bool behind);
-  void unshare() { lent_.clear(), factors_.clear(); }
+  void unshare() { factors_.clear(); }
 
   // The contents of a checkpoint, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.
   TensorMap state() const;
@@ -135,7 +126,7 @@ class Fragment {
  private:
   struct ParameterState {
     OuterParameter parameter;
-    at::Tensor outer, momentum, start, mark, message, rounding, own_message, own_momentum;
+    at::Tensor outer, momentum, start, mark, message, rounding;
     std::shared_ptr<Compression> compression;  // null: exact
     int64_t first_rank = 0;
   };
@@ -158,22 +149,12 @@ class Fragment {
   void commit(size_t tensor);
   void settle(size_t tensor) const;
   OuterSpan spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const;
-  template <class F>
-  void passOnDevice(int copies, bool moves, F&& f);
-  void applyOnHost(Move move);
-  at::Tensor markOf(const OuterRows& r) const;
-  void seeFinite(const at::Tensor& x);
-  void sendOnDevice(OpQueue& queue, uint32_t step, bool marks, double weight);
-  void applyOnDevice(Move move);
-  void applyAndSendOnDevice(OpQueue& queue, uint32_t step, double weight);
-  void restoreOnDevice();
+  void applyAverage(Move move);
   void queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters);
   Elsewhere elsewhere(OuterMessage& flight, size_t tensor, const std::vector<at::Tensor>& parameters) const;
-  void forgetOwn();
   void measure();
 
-  // -> idle: drops the message. With mode eager the rank's own outer steps, which were taken in advance and may hold
-  // the values that made it fail, start from θ̄ and its momentum again.
+  // -> idle: drops the message.
   void forget();
   OuterRule rule() const;
 
@@ -186,11 +167,7 @@ class Fragment {
   bool mark_is_outer_ = false;                           // the mark of fp32 parameters is θ̄ ...
   bool mark_is_apart_ = false;                           // ... or stands in `mark`
   bool in_place_ = true;                                 // the average is in `message`, decoded
-  bool own_is_zero_ = false;                             // own_message is to become 0 when no op reads it any more
   std::vector<at::Tensor> factors_;                      // between shared() and share(); by tensor
-  std::vector<std::pair<at::Tensor, at::Tensor>> lent_;  // likewise, on_device: tensors and their copies on the host
-  std::optional<DeviceQueue> device_;                    // on_device: one stream, whose memory is used again
-  at::Tensor device_finite_;                             // on_device: finite_, which nobody has waited for
   int ranks_ = 1;
   int64_t next_rank_;
   EffectiveRanks effective_;

@@ -65,7 +65,7 @@ void copy(float* to, const float* from, int64_t count) {
 
 OuterRule Fragment::rule() const {
   return {options_.mode, static_cast<float>(options_.lr), static_cast<float>(options_.momentum),
-          static_cast<float>(options_.alpha), 1.0f / static_cast<float>(ranks_)};
+          static_cast<float>(options_.alpha)};
 }
 
 // f(kept, host) of every tensor: its state and its parameter, fp32 in host memory, which takes what f writes there.
@@ -99,8 +99,6 @@ OuterSpan Fragment::spanOf(const ParameterState& kept, const at::Tensor& host, i
           nullptr,
           nullptr,
           dataAt(kept.rounding, first),
-          dataAt(kept.own_message, first),
-          dataAt(kept.own_momentum, first),
           static_cast<size_t>(count)};
 }
 
@@ -127,28 +125,20 @@ void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
   ranks_ = queue.size();
   finite_ = true;
-  if (options_.on_device) return sendOnDevice(queue, step, marks, weight);
   in_place_ = isExact() || ranks_ == 1;
-  const OuterRule rule = this->rule();
-  const bool eager = rule.mode == OuterMode::eager;
-  start_ = marks || isExact() || eager ? Start::mark : Start::delta;
+  start_ = marks || isExact() ? Start::mark : Start::delta;
   mark_is_outer_ = mark_is_apart_ = false;
   std::vector<at::Tensor> parameters;
-  pass(/*moves=*/marks && eager, [&](size_t i, const at::Tensor& host) {
+  pass(/*moves=*/false, [&](size_t i, const at::Tensor& host) {
     ParameterState& kept = kept_[i];
     if (in_place_ && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
     const bool delta = kept.start.defined() && holdsDelta(kept);
     eachBlock(host.numel(), [&](int64_t first, int64_t count) {
       float scratch[kOuterBlock];
       OuterSpan s = spanOf(kept, host, first, count);
-      s.message = in_place_ ? dataAt(kept.message, first)
-                  : eager   ? s.own_message
-                  : delta   ? dataAt(kept.start, first)
-                            : scratch;
+      s.message = in_place_ ? dataAt(kept.message, first) : delta ? dataAt(kept.start, first) : scratch;
       finite_ &= takeFromOuter(s);
-      if (!marks) return;
-      if (eager) stepOwn(s, rule, s.message, s.outer, /*arrived=*/false);
-      if (kept.start.defined() && !delta) copy(dataAt(kept.start, first), s.parameter, count);
+      if (marks && kept.start.defined() && !delta) copy(dataAt(kept.start, first), s.parameter, count);
     });
     parameters.push_back(host);
   });
@@ -226,18 +216,17 @@ void Fragment::settle(size_t i) const {
 
 void Fragment::apply(Move move) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
-  options_.on_device ? applyOnDevice(move) : applyOnHost(move);
+  applyAverage(move);
   for (size_t i = 0; i < kept_.size(); ++i) {
     ParameterState& kept = kept_[i];
     commit(i);
-    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
     if (!isExact()) kept.message = at::Tensor();
   }
   flight_.reset();
   phase_ = Phase::idle;
 }
 
-void Fragment::applyOnHost(Move move) {
+void Fragment::applyAverage(Move move) {
   const OuterRule rule = this->rule();
   const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
   pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
@@ -261,10 +250,9 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   ranks_ = queue.size();
   finite_ = true;
-  if (options_.on_device) return applyAndSendOnDevice(queue, step, weight);
   const OuterRule rule = this->rule();
-  const bool in_place = isExact() || ranks_ == 1, eager = rule.mode == OuterMode::eager;
-  const bool deltas = !in_place && !eager, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
+  const bool in_place = isExact() || ranks_ == 1;
+  const bool deltas = !in_place, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
   const bool follows = deltas && rule.mode == OuterMode::proceed && start_ == Start::delta && !mark_is_outer_;
   for (size_t i = 0; i < kept_.size() && !deltas; ++i) {
     if (isInResidual(i)) settle(i);
@@ -306,15 +294,11 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
 }
 
 void Fragment::restore() {
-  if (options_.on_device) return restoreOnDevice();
   // A message under way is still applied, to a training that starts here. Its op may read what it is made of.
   pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
     copy(dataAt(host, 0), dataAt(kept_[i].outer, 0), host.numel());
-    if (kept_[i].own_momentum.defined()) kept_[i].own_momentum.copy_(kept_[i].momentum);
   });
   mark_is_outer_ = true;
-  own_is_zero_ = true;
-  if (phase_ != Phase::flying) forgetOwn();
 }
 
 }  // namespace lowcomm

@@ -13,25 +13,16 @@ namespace {
 
 const std::string kOwn = "own.";
 
-at::Tensor onHost(const at::Tensor& tensor) {
-  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-}
-
 }  // namespace
 
 std::vector<at::Tensor> Fragment::shared() {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
   std::vector<at::Tensor> all;
-  lent_.clear();
-  const auto lend = [&](const at::Tensor& tensor) {
-    if (!tensor.is_cpu()) lent_.emplace_back(tensor, tensor.cpu());
-    all.push_back(tensor.is_cpu() ? tensor : lent_.back().second);
-  };
   factors_.assign(kept_.size(), at::Tensor());
   for (size_t i = 0; i < kept_.size(); ++i) {
     ParameterState& kept = kept_[i];
-    lend(kept.outer);
-    if (kept.momentum.defined()) lend(kept.momentum);
+    all.push_back(kept.outer);
+    if (kept.momentum.defined()) all.push_back(kept.momentum);
     if (kept.first_rank == 0) continue;
     all.push_back(factors_[i] = kept.compression->factorOf(std::min(next_rank_, kept.first_rank)));
   }
@@ -40,9 +31,6 @@ std::vector<at::Tensor> Fragment::shared() {
 
 void Fragment::share(bool behind) {
   const c10::NoGradGuard no_grad;
-  for (const auto& [tensor, copy] : lent_)
-    tensor.copy_(copy);
-  lent_.clear();
   for (size_t i = 0; i < kept_.size(); ++i) {
     ParameterState& kept = kept_[i];
     if (factors_[i].defined()) {
@@ -50,7 +38,6 @@ void Fragment::share(bool behind) {
       kept.compression->setRank(factors_[i].size(0));
       kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
     }
-    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
   }
   factors_.clear();
   if (behind) restore();
@@ -64,13 +51,10 @@ void Fragment::eachTensor(const ParameterState& kept, F&& f) {
   f(name + ".outer", kept.outer);
   f(name + ".momentum", kept.momentum);
   f(kOwn + name + ".rounding", kept.rounding);
-  f(kOwn + name + ".own_message", kept.own_message);
-  f(kOwn + name + ".own_momentum", kept.own_momentum);
 }
 
 // Where there is no message under way both have no meaning, and a place: checkpoints have one shape.
 at::Tensor Fragment::averageOf(size_t i) const {
-  if (options_.on_device && phase_ == Phase::landed) return onHost(kept_[i].message);
   at::Tensor average = at::zeros(kept_[i].outer.sizes(), at::kFloat);
   auto* x = average.mutable_data_ptr<float>();
   if (phase_ == Phase::landed) {
@@ -81,9 +65,7 @@ at::Tensor Fragment::averageOf(size_t i) const {
 
 at::Tensor Fragment::wholeMark(size_t i) const {
   const ParameterState& kept = kept_[i];
-  if (options_.on_device && phase_ == Phase::landed)
-    return onHost(markOf({{}, kept.outer, {}, kept.start, kept.mark, {}, kept.rounding}));
-  at::Tensor mark = onHost(kept.outer);
+  at::Tensor mark = kept.outer.clone();
   auto* x = mark.mutable_data_ptr<float>();
   for (int64_t first = 0; phase_ == Phase::landed && first < mark.numel(); first += kOuterBlock) {
     const int64_t count = std::min(kOuterBlock, mark.numel() - first);
@@ -105,13 +87,13 @@ TensorMap Fragment::state() const {
       isInResidual(i) ? settle(i) : kept.compression->commit();
     }
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
-      if (tensor.defined()) state[key] = onHost(tensor);
+      if (tensor.defined()) state[key] = tensor.clone();
     });
     state[kept.parameter.name + ".message"] = averageOf(i);
     if (isMarked()) state[kOwn + kept.parameter.name + ".mark"] = wholeMark(i);
     if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
-    if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = onHost(residual);
+    if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = residual.clone();
     if (factor.defined()) state[kept.parameter.name + ".factor"] = factor.clone();
   }
   return state;

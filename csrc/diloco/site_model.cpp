@@ -118,7 +118,7 @@ std::vector<SiteModel::Holding> SiteModel::parsed(const std::string& text) {
 }
 
 SiteModel::SiteModel(std::vector<OuterParameter> parameters, const OuterSite& site, int64_t fragments,
-                     int64_t matrix_rank, bool same_values, const std::string& error, c10::Device device)
+                     int64_t matrix_rank, bool same_values, const std::string& error)
     : parameters_(std::move(parameters)), ranks_(site.ranks), rank_(ranks_ ? ranks_->rank() : 0), parts_(site.parts) {
   std::vector<std::string> texts;
   if (ranks_) {
@@ -159,7 +159,7 @@ SiteModel::SiteModel(std::vector<OuterParameter> parameters, const OuterSite& si
       stripes_.push_back(first + stripe);
   }
   chooseSources(same_values);
-  place(device);
+  place();
 }
 
 // The whole parameters of a part, in the order in which its ranks name them.
@@ -290,7 +290,7 @@ void SiteModel::chooseSources(bool same_values) {
 }
 
 // Memory for the pieces that this rank carries: its own parameter's where that has the whole piece.
-void SiteModel::place(c10::Device device) {
+void SiteModel::place() {
   for (Segment& segment : segments_) {
     Piece& piece = pieces_[segment.piece];
     segment.direct = segment.source && segment.holder == piece.carrier && segment.elements == piece.elements;
@@ -300,8 +300,7 @@ void SiteModel::place(c10::Device device) {
     piece.tensor = atHolder(segment, parameters_[segment.holding].tensor);
   }
   for (Piece& piece : pieces_) {
-    if (piece.carrier == rank_ && !piece.tensor.defined())
-      piece.tensor = at::zeros(piece.shape, at::TensorOptions(piece.dtype).device(device));
+    if (piece.carrier == rank_ && !piece.tensor.defined()) piece.tensor = at::zeros(piece.shape, piece.dtype);
   }
 }
 

@@ -29,13 +29,12 @@ class SiteModel {
   // `parameters`: what this rank holds; their tensors keep their memory. `fragments`: parts of the pieces in order, of
   // about equal elements. `matrix_rank`: r of low-rank factors, whose matrices are not cut. `same_values`: whether
   // ranks that hold the same box must hold the same values. `error`: this rank cannot take part, for that reason.
-  // `device`: of the memory of pieces that are not views.
   //
   // Collective over the site's ranks, whose holdings are compared. Throws ValueError on all of them: naming the rank
   // that had an error (that rank throws nothing of its own), a name that is held twice, in part, or with other values,
   // shapes or dtypes; PeerError.
   SiteModel(std::vector<OuterParameter> parameters, const OuterSite& site, int64_t fragments, int64_t matrix_rank,
-            bool same_values, const std::string& error = {}, c10::Device device = at::kCPU);
+            bool same_values, const std::string& error = {});
 
   // The stripes that this rank carries, ascending, of its part; numbers go through all parts of the site.
   const std::vector<int>& stripes() const { return stripes_; }
@@ -108,7 +107,7 @@ class SiteModel {
   void addSegments(const Piece& piece, const Whole& whole);
   void deal(int part, const std::vector<int>& holders, int first, int stripes, int64_t fragments);
   void chooseSources(bool same_values);
-  void place(c10::Device device);
+  void place();
   void exchange(int64_t fragment, bool collects);
   at::Tensor atHolder(const Segment& segment, const at::Tensor& parameter) const;
   at::Tensor atCarrier(const Segment& segment, const at::Tensor& piece) const;

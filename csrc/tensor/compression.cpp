@@ -41,8 +41,7 @@ bool isHeld(const at::Tensor& tensor) {
 
 }  // namespace
 
-Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed,
-                         c10::Device device)
+Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed)
     : shape_(shape.begin(), shape.end()),
       numel_(product(shape)),
       rows_(shape.empty() ? 1 : shape[0]),
@@ -53,8 +52,7 @@ Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, boo
       eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(CodedResidual::kEightBits)) : nullptr) {
   expectRank(rank_);
   c10::InferenceMode normal(false);  // whatever mode the caller is in: an inference tensor could not be written outside
-  const auto wide = at::TensorOptions(at::kFloat).device(device);
-  if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, wide);
+  if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
   if (rank_ == 0) return;
   factor_ = at::zeros({rank_, columns_}, at::kFloat);
   FloatEnv env;
@@ -95,11 +93,11 @@ void Compression::set(const std::optional<at::Tensor>& residual, const std::opti
                     factor ? "a" : "no", " factor");
   if (residual) expectLike("residual", residual_, *residual);
   if (factor) expectLike("factor", factor_, *factor);
-  const auto copied = [](const at::Tensor& given, const at::Tensor& like) {
-    return given.detach().to(like.device(), given.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const auto copied = [](const at::Tensor& given) {
+    return given.detach().to(at::kCPU, given.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
   };
-  if (residual) residual_ = copied(*residual, residual_);
-  if (factor) factor_ = copied(*factor, factor_);
+  if (residual) residual_ = copied(*residual);
+  if (factor) factor_ = copied(*factor);
 }
 
 void Compression::setRank(int64_t rank) {

@@ -20,10 +20,8 @@ class Compression {
   // For a contiguous tensor of that shape. `rank`: 0, or, if isLowRank holds for its matrix [size(0), the rest], the
   // rank of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
   // `eight_bits`: kept in 8 bits an element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8
-  // bits cannot hold of it is lost. `device`: where an fp32 residual is; rank must be 0 then. ValueError for a rank
-  // that does not fit.
-  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed,
-              c10::Device device = at::kCPU);
+  // bits cannot hold of it is lost. ValueError for a rank that does not fit.
+  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
 
   // The last committed, settled value. Undefined without one. Residual: fp32 of the tensor's shape, or the bytes of 8
   // bits; factor: fp32, [rank, columns]. Not to be written to.

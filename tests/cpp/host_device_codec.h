@@ -103,15 +103,6 @@ class LateKernels final : public CodecKernels {
     kernel("decode", run, refused, [=] { run.codec->decode(y, dtype, span(payload, run), run.offset, run.count); });
   }
 
-  void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
-                      const Draws& draws, void*, uint32_t* refused) override {
-    kernel("encode", run, refused, [=] {
-      std::memcpy(residual, kept, run.count * sizeof(float));
-      FusedCodec(run.codec).encodeFeedback(span(payload, run), {x, DType::float32}, {residual, DType::float32},
-                                           run.offset, run.count, draws);
-    });
-  }
-
   void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over, void* workspace,
            uint32_t* refused) override {
     kernel("sum", run, refused, [=, terms = std::vector(terms.begin(), terms.end())] {
@@ -132,13 +123,13 @@ class LateKernels final : public CodecKernels {
   }
 
   void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms, int average_over,
-                 const Draws& draws, void* workspace, uint32_t* refused, float* lost) override {
+                 const Draws& draws, void* workspace, uint32_t* refused) override {
     kernel("sum", run, refused, [=, terms = std::vector(terms.begin(), terms.end())] {
       std::vector<Contribution> all;
       for (const StagedTerm& term : terms)
         all.push_back(term.own ? Contribution{{}, term.own} : Contribution{span(term.payload, run)});
       FusedCodec(run.codec).encodeSum(span(payload, run), workspace, dtype, all, average_over, run.offset, run.count,
-                                      draws, lost);
+                                      draws);
     });
   }
 

@@ -58,7 +58,4 @@ ADAPTIVE = {
     "rank": 6,
     "adapt_rank": True,
     "adapt_sync_every": True,
-    "window": 2,
-    "energy": 0.7,
-    "min_sync_every": 2,
 }

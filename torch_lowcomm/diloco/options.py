@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from torch_lowcomm.codec import codec as checked_codec
 
 _RESIDUALS = ("float32", "int8")
-_PLACES = ("host", "device")
 _SYMBOLS = {"H": "sync_every", "lr": "outer_lr", "momentum": "outer_momentum", "r": "rank"}  # papers', for errors
 _KINDS: dict[str, tuple[type, str]] = {"int": (Integral, "an integer"), "float": (Real, "a number")}  # by annotation
 
@@ -29,7 +27,7 @@ class DiLoCoXOptions:
             sites, has come to a number.
         mode: "sync" waits for the average, as DiLoCo does. In the other modes the average takes a whole interval, and
             training goes on meanwhile from another point: "continue" from the outer parameters plus what this rank has
-            trained since, "restart" from the outer parameters, "eager" from an outer step with this rank's part alone.
+            trained since, "restart" from the outer parameters.
         outer_lr: γ.
         outer_momentum: μ; None for 0.9 with mode "sync" and 0.6 with others.
         sync_warmup: Number of first outer steps that wait as in mode "sync". DiLoCoX's paper gives no number; a tenth of all is
@@ -42,20 +40,12 @@ class DiLoCoXOptions:
             "gauss", which loses little. A residual and its next value take 8 bytes an element.
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element (sym8:bucket=512), 2 with their next value. What
             8 bits lose of a residual is lost.
-        outer_place: "host": outer parameters, momentum and residuals are in host memory. "device": they are where the parameters
-            are, and the outer step is taken there: of parameters on a GPU codes alone cross to the host and back. Same bits.
-            Not with rank, residual_dtype="int8" and mode "eager".
-        adapt_rank: Whether the rank r_t follows the effective rank of pseudo-gradients (arXiv 2506.21263, section 2.4.3).
-        adapt_sync_every: Whether the interval follows r_t too: H·r_t/r. Shards need `cluster`, or a `mesh` of two dimensions.
-        adapt_to: Whose effective rank: "pseudo_gradient", the average of what was to be sent, with the residual, by which r_t
-            falls and rises; or "average", what came of it, as in the paper: it has r_t directions at most, so r_t only falls.
+        adapt_rank: Whether the rank r_t follows the effective rank of the averages (arXiv 2506.21263, section 2.4.3): the
+            mean over the last five outer steps of the number of singular values that have 95 % of the squares' sum. It
+            never rises, since an average shows no more directions than its factors have.
+        adapt_sync_every: Whether the interval follows r_t too: H·r_t/r, at least H/4. Shards need `cluster`, or a `mesh` of
+            two dimensions.
         min_rank: The least rank.
-        min_sync_every: The least interval, in inner steps.
-        window: Number of outer steps over which r_t is a mean.
-        energy: Share of the squared singular values that counts for the effective rank.
-        rank_rule: In place of that mean: a function from the effective ranks of all outer steps so far to a number in
-            [1, rank].
-        sync_rule: In place of H·r_t/r: a function from r_t to the interval in inner steps.
         fragments: Number of parts of the parameters. Each part has separate outer steps, spread evenly over the interval.
         fragment_sync_delay: Inner steps from a fragment's pseudo-gradient to its outer step; None for a whole interval (or
             0 with mode "sync").
@@ -76,16 +66,9 @@ class DiLoCoXOptions:
     projection_codec: str | None = None
     error_feedback: bool | None = None
     residual_dtype: str = "float32"
-    outer_place: str = "host"
     adapt_rank: bool = False
     adapt_sync_every: bool = False
-    adapt_to: str = "pseudo_gradient"
     min_rank: int = 1
-    min_sync_every: int = 1
-    window: int = 5
-    energy: float = 0.95
-    rank_rule: Callable[[Sequence[float]], float] | None = None
-    sync_rule: Callable[[float], int] | None = None
     fragments: int = 1
     fragment_sync_delay: int | None = None
     fragment_update_alpha: float = 0.0
@@ -103,18 +86,15 @@ class DiLoCoXOptions:
         self._check_types()
         self._check_values()
         given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in ("average_buffers", "residual_dtype", "outer_place"):
+        for name in ("average_buffers", "residual_dtype"):
             del given[name]
         for name in ("codec", "projection_codec"):
             given[name] = checked_codec(given[name]).spec if name in given else "none"
         if self.error_feedback is None:
             given["error_feedback"] = given["codec"] != "none" and not given["codec"].startswith("gauss")
-        if self.adapt_sync_every:
-            given["min_sync_every"] = max(self.min_sync_every, self.fragments)
         return {
             "outer_momentum": 0.9 if self.mode == "sync" else 0.6,
             "eight_bits": self.residual_dtype == "int8",
-            "on_device": self.outer_place == "device",
             **given,
         }
 
@@ -148,9 +128,7 @@ class DiLoCoXOptions:
             if isinstance(value, bool) or not isinstance(value, expected):
                 raise TypeError(f"DiLoCoX: {field.name}: expected {words}, got {value!r}")
         if not isinstance(self.mode, str):
-            raise TypeError(f"DiLoCoX: mode: expected sync, continue, restart or eager, got {self.mode!r}")
-        if not isinstance(self.adapt_to, str):
-            raise TypeError(f"DiLoCoX: adapt_to: expected pseudo_gradient or average, got {self.adapt_to!r}")
+            raise TypeError(f"DiLoCoX: mode: expected sync, continue or restart, got {self.mode!r}")
         for name in ("codec", "projection_codec"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"DiLoCoX: {name}: expected a codec's text, got {getattr(self, name)!r}")
@@ -169,17 +147,6 @@ class DiLoCoXOptions:
             raise ValueError(f"DiLoCoX: seed: expected 0 or more, got {self.seed!r}")
         if self.residual_dtype not in _RESIDUALS:
             raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
-        if self.outer_place not in _PLACES:
-            raise ValueError(f"DiLoCoX: outer_place: expected one of {_PLACES}, got {self.outer_place!r}")
-        adapts = self.adapt_sync_every or self.adapt_rank
-        for name, rule, of in (
-            ("rank_rule", self.rank_rule, adapts),
-            ("sync_rule", self.sync_rule, self.adapt_sync_every),
-        ):
-            if rule is not None and not callable(rule):
-                raise TypeError(f"DiLoCoX: {name}: expected a function, got {type(rule).__name__}")
-            if rule is not None and not of:
-                raise ValueError(f"DiLoCoX: {name}: expected adaptive compression too, got none")
 
 
 def with_options(signature: inspect.Signature) -> inspect.Signature:

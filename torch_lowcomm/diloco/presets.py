@@ -49,24 +49,18 @@ def streaming(
 
 
 def diloco_x(
-    *,
-    sync_every: int = 125,
-    rank: int | None = None,
-    min_rank: int = 2,
-    min_sync_every: int | None = None,
-    sync_warmup: int = 3,
+    *, sync_every: int = 125, rank: int | None = None, min_rank: int = 2, sync_warmup: int = 3
 ) -> dict[str, Any]:
     """DiLoCoX (arXiv 2506.21263): 4 bits with error feedback, an interval late, of factors whose rank adapts.
 
     The paper's (section 4.1.3): H = 125, 4 bits, one outer step of delay. For its 107B model r = 2,048, a quarter of the width,
-    with adaptive rank and interval (section 2.4.3; a window of 5, the default); for OPT-1.3B no factors, which is `rank` None.
+    with adaptive rank and interval (section 2.4.3; a window of 5); for OPT-1.3B no factors, which is `rank` None.
     It gives no outer momentum: with a delay 0.6 is our choice.
 
     Args:
         sync_every: H_1, the interval to begin with.
         rank: r_1, the rank to begin with; None sends no factors.
         min_rank: The least rank.
-        min_sync_every: The least interval; None for a quarter of `sync_every`.
         sync_warmup: Number of first outer steps that wait: a tenth of all is our choice.
     """
     options = {
@@ -80,9 +74,7 @@ def diloco_x(
     }
     if rank is None:
         return options
-    least = max(1, sync_every // 4) if min_sync_every is None else min_sync_every
-    adaptive = {"adapt_rank": True, "adapt_sync_every": True, "adapt_to": "average"}  # the paper's measure
-    return options | {"rank": rank, "min_rank": min_rank, "min_sync_every": least} | adaptive
+    return options | {"rank": rank, "min_rank": min_rank, "adapt_rank": True, "adapt_sync_every": True}
 
 
 def sparse_loco(*, sync_every: int = 50, keep: float = 0.02) -> dict[str, Any]:

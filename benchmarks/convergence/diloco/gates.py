@@ -84,11 +84,11 @@ def adaptation_gates(entries: Sequence[Mapping[str, Any]]) -> list[Gate]:
     )
     return [
         Gate("DiLoCoX: last r_t / r_1, mean", statistics.mean(last), "<", 1.0),
-        Gate("DiLoCoX: outer steps in which H_t is not max(H_min, round(H_1 r_t / r_1))", wrong, "==", 0),
+        Gate("DiLoCoX: outer steps in which H_t is not max(H_1 / 4, round(H_1 r_t / r_1))", wrong, "==", 0),
     ]
 
 
 def interval_of(rank: float, entry: Mapping[str, Any]) -> int:
     """H_t of that r_t."""
     outer = entry["configuration"].outer
-    return max(outer["min_sync_every"], math.floor(outer["sync_every"] * rank / outer["rank"] + 0.5))
+    return max(outer["sync_every"] // 4, math.floor(outer["sync_every"] * rank / outer["rank"] + 0.5))

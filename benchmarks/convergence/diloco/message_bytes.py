@@ -12,7 +12,6 @@ _HEADER = 64
 _FRAME = 65_536  # payload of a full frame of messages that are not larger than 32 of them
 _TEXT = 128  # of an op's description, about
 _UNIT = 512  # elements that slices are a multiple of, at least
-_PROBES = 4  # numbers of float32 a matrix
 
 
 @dataclasses.dataclass
@@ -76,10 +75,8 @@ def place_bytes(codec: lc.Codec, elements: int) -> int:
     return codec.encoded_bytes(elements) - lc.codec(values).encoded_bytes(kept)
 
 
-def outer_step(
-    shapes: Sequence[Sequence[int]], codec: str | None, rank: int, world: int, me: int, *, probed: bool = False
-) -> Sent:
-    """One outer step of parameters of those shapes; `rank` 0: no factors; `probed`: it measures what the factors leave out."""
+def outer_step(shapes: Sequence[Sequence[int]], codec: str | None, rank: int, world: int, me: int) -> Sent:
+    """One outer step of parameters of those shapes; `rank` 0: no factors."""
     if codec is None:
         elements = sum(math.prod(shape) for shape in shapes)
         return Sent(2 * (world - 1) / world * 4 * elements)
@@ -90,6 +87,4 @@ def outer_step(
     low = [factored(shape, rank) for shape in shapes]
     first = [rank * s[0] if f else n for s, n, f in zip(shapes, plain, low, strict=True)]
     second = [rank * n // s[0] if f else 0 for s, n, f in zip(shapes, plain, low, strict=True)]
-    factors = all_reduce(first, made, world, me).plus(all_reduce(second, made, world, me))
-    probes = _PROBES * 4 * sum(low)
-    return factors.plus(Sent(2 * (world - 1) / world * probes, 2 * (world - 1) * _HEADER), times=probed)
+    return all_reduce(first, made, world, me).plus(all_reduce(second, made, world, me))

@@ -46,28 +46,6 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
         draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
 
 
-def draw_adaptive(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Writes a PNG of two panels, of seed 0 of `diloco_adaptive`: validation loss of every run; r_t of those that adapt.
-
-    Args:
-        curves: Of the JSON.
-        path: Of the PNG.
-        title: Above all of it.
-    """
-    first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
-    adapt = {name for name, curve in first.items() if curve["outer"][-1]["effective_rank"]}
-    with panels(path, 2, size=(12, 5), title=title) as (ends, ranks):
-        draw_ends(ends, first, adapt)
-        for name in (name for name in first if name in adapt):
-            outer = first[name]["outer"]
-            ranks.plot([o["step"] for o in outer], [o["rank"] for o in outer], label=name, drawstyle="steps-post")
-        ranks.set_xlabel("inner steps")
-        ranks.set_ylabel("r_t")
-        ranks.set_ylim(bottom=0)
-        ranks.grid(alpha=0.3)
-        ranks.legend(fontsize=8)
-
-
 def draw_ends(axes: Any, curves: Mapping[str, Mapping[str, Any]], marked: Set[str]) -> None:
     """A point a run with its name: validation loss against bytes; those `marked` in red."""
     for name, curve in curves.items():

@@ -21,7 +21,7 @@ def without(*options: str) -> dict[str, Any]:
     return {name: value for name, value in FULL.items() if name not in options}
 
 
-ADAPTIVE = ("adapt_rank", "adapt_sync_every", "adapt_to", "min_rank", "min_sync_every")
+ADAPTIVE = ("adapt_rank", "adapt_sync_every", "min_rank")
 PRESETS: dict[str, Configuration] = {
     "all_reduce": Configuration(),
     "DiLoCo": Configuration(outer=DILOCO),
@@ -36,7 +36,6 @@ PRESETS: dict[str, Configuration] = {
     "H=5 continue": Configuration(outer=SHORT | {"mode": "continue"}),
     "H=5 continue, int4 EF": Configuration(outer=SHORT | {"mode": "continue", "codec": INT4, "error_feedback": True}),
     "H=5 restart": Configuration(outer=SHORT | {"mode": "restart"}),
-    "H=5 eager": Configuration(outer=SHORT | {"mode": "eager"}),
     "Streaming DiLoCo": Configuration(outer=presets.streaming(sync_every=20)),
     "SparseLoCo": Configuration(outer=presets.sparse_loco(sync_every=20)),
     "Muon, gauss2": Configuration(outer=presets.mu_loco(sync_every=20), muon=True),

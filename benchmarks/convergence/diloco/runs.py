@@ -72,8 +72,7 @@ def shortened(configuration: Configuration) -> Configuration:
     if outer:
         outer["sync_every"] = min(outer["sync_every"], 10)
     if outer.get("adapt_rank"):
-        least = min(outer["min_sync_every"], outer["sync_every"] // 2)
-        outer |= {"window": 2, "sync_warmup": 1, "min_sync_every": least}
+        outer["sync_warmup"] = 1
     return dataclasses.replace(configuration, outer=outer, steps=80, warm_up=20)
 
 
@@ -138,10 +137,8 @@ def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
         return total.plus(step, times=c.steps)
     if not c.outer:
         return total.plus(message_bytes.outer_step(PARAMETERS, None, 0, c.ranks, 0), times=c.steps)
-    adapts = c.outer.get("adapt_rank") or c.outer.get("adapt_sync_every")
-    probed = bool(adapts) and c.outer.get("adapt_to") != "average"
     for outer in entry["outer"]:
-        step = message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0, probed=probed)
+        step = message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0)
         total = total.plus(step, times=1 / c.outer.get("fragments", 1))
     return total
 

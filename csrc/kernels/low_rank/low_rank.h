@@ -54,24 +54,8 @@ size_t orthonormaliseWhole(float* x, size_t count, size_t length, uint64_t seed)
 // rank² doubles; rank²·(columns + 4/3·rank) operations; called under FloatEnv.
 void squaredSingularValues(double* out, const float* r, size_t rank, size_t columns);
 
-// The squared norm of what P·Rᵀ leaves out of A, by kProbes numbers: the squares' sum of probeRest's has
-// ‖A − P·Rᵀ‖² as its mean over seeds, with a standard deviation of about √(2/kProbes) of it (random signs: Alon,
-// Matias, Szegedy; STOC 1996). The numbers are linear in A and R, so their sum over ranks is that of the sum of A and
-// R: it says what all ranks together left out, which their own norms do not.
-inline constexpr size_t kProbes = 4;
-
-// `sums` are A·ω as project makes them, of ω that drawSigns (signs.h) makes of `seed`: one column more of a projection
-// that is made anyhow. They become (A − P·Rᵀ)·ω, and element i of that is added with a sign of its own to number i mod
-// kProbes. P need not be orthonormal. Fixed order, equal bits on every CPU. Allocates rank + rows floats; called under
-// FloatEnv.
-void probeRest(float* out, float* sums, const float* omega, const float* p, const float* r, size_t rows, size_t columns,
-               size_t rank, uint64_t seed);
-
 // The effective rank of a matrix: the least r with Σ_{i≤r} σ² >= `energy`·Σ σ², 0 where all are 0 (DiLoCoX, arXiv
-// 2506.21263, section 2.4.3). `squares` are the largest `count` of its squared singular values, descending, and `rest`
-// is the sum of the others. Where those that are known have too little, the others are taken to fall from the last of
-// them by one ratio, σ²_{i+1} = q·σ²_i with q = rest/(rest + σ²_count), which gives them the sum `rest`. At most
-// `most`, and that for a rest that is not finite.
-size_t effectiveRank(const double* squares, size_t count, double energy, double rest, size_t most);
+// 2506.21263, section 2.4.3). `squares` are its `count` squared singular values, descending; not finite: `count`.
+size_t effectiveRank(const double* squares, size_t count, double energy);
 
 }  // namespace lowcomm

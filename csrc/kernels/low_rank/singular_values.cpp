@@ -131,21 +131,16 @@ void squaredSingularValues(double* out, const float* r, size_t rank, size_t colu
   std::sort(out, out + rank, std::greater<>());
 }
 
-size_t effectiveRank(const double* squares, size_t count, double energy, double rest, size_t most) {
-  double whole = rest;
+size_t effectiveRank(const double* squares, size_t count, double energy) {
+  double whole = 0;
   for (size_t i = 0; i < count; ++i)
     whole += squares[i];
-  if (!std::isfinite(whole)) return most;
   double part = 0;
   for (size_t i = 0; i < count; ++i) {
     if (part >= energy * whole) return i;
     part += squares[i];
   }
-  size_t r = count;
-  const double ratio = rest / (rest + (count > 0 ? squares[count - 1] : 0));
-  for (double left = rest; left > (1 - energy) * whole && r < most; ++r)
-    left *= ratio;
-  return std::min(r, most);
+  return count;
 }
 
 }  // namespace lowcomm

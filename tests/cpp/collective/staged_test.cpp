@@ -88,53 +88,6 @@ TEST(Staged, SeveralTensorsOfAnySizes) {
   }
 }
 
-// Of one message, as an outer loop's: with residuals and without.
-TEST(Staged, TensorsOfOneMessageWithResiduals) {
-  for (const std::string& name : test::kCodecs) {
-    const CodecSpec codec = CodecSpec::parse(name);
-    if (codec.id == CodecId::none || codec.nonfinite == Nonfinite::saturate || codec.axis == Axis::channel) continue;
-    for (int size : {2, 3}) {
-      Ranks ranks(size);
-      for (uint64_t large : {uint64_t{1000}, uint64_t{3 * 57344 + 13}}) {
-        const std::vector<uint64_t> counts = {5, large, 700, 1};
-        std::vector<std::vector<std::vector<float>>> results;
-        for (Staging staging : {kNobody, kAll, kEven}) {
-          std::vector<std::vector<float>> x, kept, residuals;  // by rank and tensor
-          for (size_t i = 0; i < size * counts.size(); ++i) {
-            const uint64_t n = counts[i % counts.size()];
-            const auto seed = static_cast<uint32_t>(2 * i);
-            x.push_back(test::floatsOf(test::randomTensor(DType::float32, n, seed)));
-            kept.push_back(test::floatsOf(test::randomTensor(DType::float32, n, seed + 1)));
-            residuals.emplace_back(n, 5.0f);
-          }
-          const auto before = kept;
-          ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
-                            AllReduceMessage message(codec, DType::float32, drawsOf(rank));
-                            for (uint32_t t = 0; t < counts.size(); ++t) {
-                              const size_t i = static_cast<size_t>(rank) * counts.size() + t;
-                              const bool feedback = t != 2;
-                              message.tensors.push_back({.elements = counts[t],
-                                                         .data = x[i].data(),
-                                                         .residual = feedback ? residuals[i].data() : nullptr,
-                                                         .slot = t * 8,
-                                                         .first_owner = t,
-                                                         .kept = feedback ? kept[i].data() : nullptr});
-                            }
-                            reduce(op, device_codec, {message}, kAverage);
-                          }));
-          ASSERT_TRUE(kept == before) << name;
-          x.insert(x.end(), residuals.begin(), residuals.end());
-          results.push_back(x);
-        }
-        for (size_t i = 0; i < results[0].size(); ++i) {
-          ASSERT_TRUE(sameBits(results[1][i], results[0][i])) << name << ", all stage, " << size << ", " << i;
-          ASSERT_TRUE(sameBits(results[2][i], results[0][i])) << name << ", some stage, " << size << ", " << i;
-        }
-      }
-    }
-  }
-}
-
 // Layouts of all codecs, exact parts among them; parts that differ by rank; outputs where the input is.
 TEST(Staged, AllGatherHasTheHostsBits) {
   for (int ring_from : {0, 3}) {

@@ -78,20 +78,15 @@ class OneAtATime final : public CodecKernels {
     std::lock_guard<std::mutex> lock(device);
     kernels_.decode(run, y, dtype, payload, workspace, refused);
   }
-  void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
-                      const Draws& draws, void* workspace, uint32_t* refused) override {
-    std::lock_guard<std::mutex> lock(device);
-    kernels_.encodeFeedback(run, payload, x, kept, residual, draws, workspace, refused);
-  }
   void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over, void* workspace,
            uint32_t* refused) override {
     std::lock_guard<std::mutex> lock(device);
     kernels_.sum(run, out, dtype, terms, average_over, workspace, refused);
   }
   void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms, int average_over,
-                 const Draws& draws, void* workspace, uint32_t* refused, float* lost) override {
+                 const Draws& draws, void* workspace, uint32_t* refused) override {
     std::lock_guard<std::mutex> lock(device);
-    kernels_.encodeSum(run, payload, dtype, terms, average_over, draws, workspace, refused, lost);
+    kernels_.encodeSum(run, payload, dtype, terms, average_over, draws, workspace, refused);
   }
 
  private:
@@ -179,33 +174,8 @@ TEST_F(RunKernels, HaveTheHostsBits) {
           FusedCodec(run.codec).encodeSum(codes, expected.data(), dtype, contributions, average_over, 0, n, drawsOf(1));
           OnDevice<std::byte> payload(run.whole, std::byte{0xff});
           kernels.encodeSum(run, payload.data(), dtype, terms, average_over, drawsOf(1), workspace.data(),
-                            refused.data(), nullptr);
+                            refused.data());
           ASSERT_EQ(payload.host(), codes) << what << ", codes of the sum over " << average_over;
-          if (dtype != DType::float32) continue;
-          // Its loss, in the place of the own term.
-          std::vector<float> lost(n);
-          FusedCodec(run.codec).encodeSum(codes, expected.data(), dtype, contributions, average_over, 0, n, drawsOf(1),
-                                          lost.data());
-          OnDevice<std::byte> place{std::span<const std::byte>(own)};
-          std::vector<StagedTerm> same = terms;
-          same[1].own = place.data();
-          kernels.encodeSum(run, payload.data(), dtype, same, average_over, drawsOf(1), workspace.data(),
-                            refused.data(), reinterpret_cast<float*>(place.data()));
-          ASSERT_EQ(payload.host(), codes) << what << ", codes of the sum over " << average_over;
-          ASSERT_EQ(floatsOf(place.host()), lost) << what << ", lost by the sum over " << average_over;
-        }
-        if (dtype == DType::float32 && name != "none") {
-          const std::vector<float> g = floatsOf(own), before = floatsOf(test::randomTensor(dtype, n, 8));
-          OnDevice<float> x{std::span<const float>(g)}, kept{std::span<const float>(before)}, residual(n, 7.0f);
-          OnDevice<std::byte> payload(run.whole, std::byte{0xff});
-          kernels.encodeFeedback(run, payload.data(), x.data(), kept.data(), residual.data(), drawsOf(2),
-                                 workspace.data(), refused.data());
-          std::vector<float> after = before;
-          Bytes codes(run.whole);
-          FusedCodec(run.codec).encodeFeedback(codes, {g.data(), dtype}, {after.data(), dtype}, 0, n, drawsOf(2));
-          ASSERT_EQ(payload.host(), codes) << what << ", with feedback";
-          ASSERT_EQ(residual.host(), after) << what << ", residual";
-          ASSERT_EQ(kept.host(), before) << what;
         }
         EXPECT_EQ(refused.host()[0], 0u) << what;
       }

@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -66,36 +68,28 @@ std::vector<Ended> train(int size, const DiLoCoXOptions& o, const std::vector<in
 DiLoCoXOptions adaptive(OuterMode mode, bool feedback) {
   DiLoCoXOptions o = coded(options(kEvery, mode), "sym8:bucket=64", kRank, feedback);
   o.adapt_rank = o.adapt_sync_every = true;
-  o.window = 2;
   return o;
 }
 
-// r_t falls where the spectrum narrows and rises where it widens, and H_t with it, up to r_1 and H_1.
-TEST(Adaptation, RankAndIntervalFollowBothWays) {
+// r_t falls to what the spectrum has, and H_t with it; an average of few directions never shows more again.
+TEST(Adaptation, RankAndIntervalFallWithTheSpectrum) {
   for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
     for (bool feedback : {false, true}) {
       for (int size : {1, 2, 3}) {
-        const Ended ended = train(size, adaptive(mode, feedback), {2, kRank, 2}, 12 * kEvery)[0];
+        const Ended ended = train(size, adaptive(mode, feedback), {kRank, 2, kRank}, 12 * kEvery)[0];
         const std::string what =
             std::string(outerModeName(mode)) + (feedback ? ", residual, " : ", ") + std::to_string(size) + " ranks";
-        EXPECT_LE(ended.ranks[0], 3) << what;
-        EXPECT_GE(ended.ranks[1], kRank - 1) << what;
-        EXPECT_LE(ended.ranks[2], 3) << what;
-        EXPECT_GE(ended.ranks[2], 1) << what;
-        for (size_t part = 0; part < 3; ++part)
-          EXPECT_EQ(ended.intervals[part], std::llround(kEvery * ended.ranks[part] / kRank)) << what;
+        EXPECT_GE(ended.ranks[0], kRank - 1) << what;
+        EXPECT_LE(ended.ranks[1], 3) << what;
+        EXPECT_GE(ended.ranks[1], 1) << what;
+        EXPECT_LE(ended.ranks[2], ended.ranks[1]) << what;
+        for (size_t part = 0; part < 3; ++part) {
+          const int64_t interval = std::llround(kEvery * ended.ranks[part] / kRank);
+          EXPECT_EQ(ended.intervals[part], std::max(kEvery / 4, interval)) << what;
+        }
       }
     }
   }
-}
-
-// The paper's measure is of what was sent.
-TEST(Adaptation, OfTheAverageOnlyFalls) {
-  DiLoCoXOptions o = adaptive(OuterMode::sync, /*feedback=*/true);
-  o.adapt_to = AdaptTo::average;
-  const Ended ended = train(2, o, {2, kRank}, 12 * kEvery)[0];
-  EXPECT_LE(ended.ranks[0], 3);
-  EXPECT_LE(ended.ranks[1], ended.ranks[0]);
 }
 
 // A matrix that nobody moves, as a frozen one, says nothing of the others.

@@ -32,11 +32,6 @@ TEST(DiLoCoXFaults, RefusesOptions) {
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.rank = 4; }), {"codec", "with rank"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) {
-                      o.delay = 2;
-                      o.mode = OuterMode::eager;
-                    }),
-                    {"fragment_sync_delay", "eager"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o = coded(o, "levels4:bucket=64"); }), {"codec", "level table"}));
   EXPECT_TRUE(holds(thrownBy<ValueError>([] { outerMode("later"); }), {"mode", "sync, continue", "'later'"}));
 }
@@ -179,7 +174,6 @@ TEST(DiLoCoXFaults, AStageThatFailedIsToldToTheOthers) {
   Ranks stages[] = {Ranks(2, patient), Ranks(2, patient)}, clusters[] = {Ranks(2, patient), Ranks(2, patient)};
   DiLoCoXOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
   o.adapt_rank = o.adapt_sync_every = true;
-  o.window = 2;
   std::vector<std::future<int>> all;
   for (int device_codec = 0; device_codec < 2; ++device_codec) {
     for (int replica = 0; replica < 2; ++replica) {

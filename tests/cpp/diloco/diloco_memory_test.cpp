@@ -75,7 +75,6 @@ TEST(DiLoCoXMemory, IsWhatThePageSays) {
   DiLoCoXOptions alpha = coded(options(2, OuterMode::restart), "gauss2", 0, false);
   alpha.alpha = 0.5;
   cases.push_back({"an alpha, late by an interval", alpha, 16 + kTwoBits});
-  cases.push_back({"eager, 2 bits", coded(options(2, OuterMode::eager), "gauss2", 0, false), 20 + kTwoBits});
   DiLoCoXOptions plain = coded(options(2, OuterMode::sync), "gauss2", 0, false);
   plain.momentum = 0;
   cases.push_back({"sync, 2 bits, no momentum", plain, 4 + kTwoBits});
@@ -91,7 +90,7 @@ TEST(DiLoCoXMemory, IsCountedByWhatItHolds) {
   EXPECT_EQ(each(wide.start), 4);
   EXPECT_EQ(each(wide.residual), 8);
   EXPECT_NEAR(each(wide.average), kFourBits, 0.01);
-  EXPECT_EQ(wide.mark + wide.rounding + wide.own, 0);
+  EXPECT_EQ(wide.mark + wide.rounding, 0);
 
   o.rank = 16;  // factors in place of codes
   EXPECT_NEAR(each(memoryOf(o).average), 4.0 * 16 * (512 + 512 + 256 + 1024) / kElements, 0.01);
@@ -150,46 +149,6 @@ struct LimitedMemory final : c10::Allocator {
  private:
   static inline thread_local std::map<void*, int64_t> taken;  // while it was limited
 };
-
-// With outer_place="device": wherever in an outer step memory ends, all of it was made, or nothing.
-TEST(DiLoCoXMemory, AnOuterStepWithoutMemoryChangesNothing) {
-  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart}) {
-    for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      Ranks ranks(1);
-      DiLoCoXOptions o = options(1, mode);
-      o.on_device = true;
-      onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-        Trainee trainee(rank, {{48, 64}, {100}});
-        for (OuterParameter& parameter : trainee.parameters)
-          parameter.tensor = parameter.tensor.to(type);
-        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
-        const auto kept = [&] {
-          TensorMap all = trainee.loop->state();
-          std::erase_if(all, [](const auto& one) {
-            return !(one.first.ends_with(".outer") || one.first.ends_with(".momentum"));
-          });
-          for (const OuterParameter& parameter : trainee.parameters)
-            all[parameter.name] = parameter.tensor.clone();
-          return all;
-        };
-        constexpr int64_t kCopy = 48 * 64 * sizeof(float);
-        int failures = 0;
-        for (int64_t bytes = 0; bytes <= 7 * kCopy; bytes += kCopy / 8) {
-          trainee.train(0, 2);
-          trainee.inner(2);
-          const TensorMap before = kept();
-          const std::string error = LimitedMemory::error(bytes, [&] { trainee.loop->step(); });
-          if (error == "nothing of that type") continue;
-          ++failures;
-          EXPECT_LT(bytes, 6 * kCopy) << error;
-          for (const auto& [name, tensor] : kept())
-            EXPECT_TRUE(at::equal(tensor, before.at(name))) << name << " with " << bytes << " bytes: " << error;
-        }
-        EXPECT_GT(failures, 8);
-      });
-    }
-  }
-}
 
 TEST(DiLoCoXMemory, TellsTheOthersThatThereIsNone) {
   std::vector<std::string> errors(2);

@@ -14,10 +14,9 @@ namespace {
 
 // A rank is lost in one group; the others go on in another, which a new rank joins.
 TEST(DiLoCoXRegroup, GoesOnInAnotherGroup) {
-  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::eager}) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
     DiLoCoXOptions o = coded(options(3, mode), "sym4:bucket=64", 3);
     o.adapt_rank = true;
-    o.window = 2;
     Ranks before(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), after(3);
     std::vector<std::vector<at::Tensor>> outer(3);
     std::vector<int64_t> applied(3);

@@ -93,21 +93,21 @@ TEST(SingularValues, OfDependentRowsAndOfNothing) {
     length += static_cast<double>(x) * x;
   EXPECT_NEAR(squares[0], 4 * length, 1e-12 * length);
   EXPECT_NEAR(squares[1], 0, 1e-12 * length);
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95, 0, 4), 1u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95), 1u);
 
   const std::vector<float> zero(4 * 30);
   squaredSingularValues(squares.data(), zero.data(), 4, 30);
   EXPECT_EQ(squares, std::vector<double>(4));
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95, 0, 4), 0u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95), 0u);
 }
 
 TEST(SingularValues, EffectiveRankIsTheLeastWithTheEnergy) {
   const std::vector<double> squares = {8, 1, 0.5, 0.5};
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.5, 0, 4), 1u);
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.8, 0, 4), 1u);
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.81, 0, 4), 2u);
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95, 0, 4), 3u);
-  EXPECT_EQ(effectiveRank(squares.data(), 4, 1.0, 0, 4), 4u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.5), 1u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.8), 1u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.81), 2u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 0.95), 3u);
+  EXPECT_EQ(effectiveRank(squares.data(), 4, 1.0), 4u);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ from torch import nn
 
 import torch_lowcomm as lc
 
-MODES = ("sync", "continue", "restart", "eager")
+MODES = ("sync", "continue", "restart")
 EVERY = 3
 
 

@@ -58,7 +58,7 @@ def _not_finite(r, mode, options, value):
     return str(caught.value), ddp_model.weights(model)
 
 
-@pytest.mark.parametrize("mode", ["sync", "continue", "eager"])
+@pytest.mark.parametrize("mode", ["sync", "continue"])
 @pytest.mark.parametrize(
     ("options", "value"),
     [({"codec": None}, float("inf")), ({"codec": "sym4:bucket=64", "rank": 4}, float("nan"))],
@@ -97,11 +97,6 @@ def _restores(r, mode, dtype):
 @pytest.mark.parametrize("mode", ["continue", "restart"])
 def test_restoring_while_an_average_is_under_way(pair, mode, dtype):
     first, second = pair(_restores, mode, dtype)
-    assert not diloco_model.differing(first, second)
-
-
-def test_restoring_undoes_an_early_outer_step_of_ones_own(pair):
-    first, second = pair(_restores, "eager", torch.float32)
     assert not diloco_model.differing(first, second)
 
 

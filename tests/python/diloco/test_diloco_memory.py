@@ -18,7 +18,6 @@ FOUR, TWO, EIGHT = (4 + 32 / 128) / 8, 0.26, 1 + 4 / 512  # bytes an element of 
 CASES = {
     "4 bits, residuals in 8": ({"codec": "sym4:bucket=128", "residual_dtype": "int8"}, 12 + 2 * EIGHT + FOUR),
     "4 bits": ({"codec": "sym4:bucket=128"}, 12 + 8 + FOUR),
-    "4 bits, on the device": ({"codec": "sym4:bucket=128", "outer_place": "device"}, 12 + 8 + 4),
     "gauss2": ({"codec": "gauss2"}, 12 + TWO),
     "gauss2, sync": ({"codec": "gauss2", "mode": "sync"}, 8 + TWO),
 }
@@ -106,10 +105,9 @@ def _shares(r, options):
     [
         {"codec": "sym4:bucket=128"},
         {"codec": "sym4:bucket=128", "residual_dtype": "int8", "mode": "restart", "fragment_update_alpha": 0.5},
-        {"codec": "sym4:bucket=128", "mode": "eager"},
         {"codec": "sym8:bucket=128", "rank": 16},
     ],
-    ids=["continue", "restart", "eager", "factors"],
+    ids=["continue", "restart", "factors"],
 )
 def test_replicas_divide_the_bytes(pair, quad, options):
     alone = pair(_shares, options)[0]

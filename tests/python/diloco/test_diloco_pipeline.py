@@ -51,7 +51,7 @@ def _as_a_whole(r, options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"mode": "sync"}, {"mode": "continue", "sync_warmup": 1}, {"mode": "eager"}], ids=str
+    "options", [{"mode": "sync"}, {"mode": "continue", "sync_warmup": 1}, {"mode": "restart"}], ids=str
 )
 def test_two_stages_equal_one_bit_for_bit(quad, pair, options):
     options = {"codec": None, **options}

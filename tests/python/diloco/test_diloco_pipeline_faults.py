@@ -13,15 +13,11 @@ from pipeline_model import ADAPTIVE, EVERY, Pipeline
 NEVER_S = 600.0  # longer than the harness waits: who has failed is told at once
 
 
-def _always(rank):
-    return EVERY
-
-
 def _one_stage_fails(r):
     """The last stage of cluster 0 has a NaN when the pseudo-gradient is taken; the others' are sound."""
     r.init(timeout_s=20)
     rank = Pipeline(r)
-    optimizer = rank.wrapped(mode="sync", **ADAPTIVE, sync_rule=_always)
+    optimizer = rank.wrapped(mode="sync", **ADAPTIVE)
     inner = optimizer.inner
 
     def train(steps, spoilt=False):
@@ -60,7 +56,7 @@ def _dies(r):
     """The last stage of cluster 1 is killed before its part of an outer step."""
     r.init(timeout_s=NEVER_S)
     rank = Pipeline(r)
-    optimizer = rank.wrapped(mode="sync", **ADAPTIVE, sync_rule=_always)
+    optimizer = rank.wrapped(mode="sync", **ADAPTIVE)
     rank.train(optimizer, range(3 * EVERY - 1))
     rank.backward(3 * EVERY - 1)
     before = [outer.clone() for _, outer in optimizer._outer.carried()]

@@ -65,11 +65,11 @@ REFUSALS = {
         ["residual' in the state, got none"],
     ),
     "more fragments": ({"fragments": 3}, None, diloco_model.fresh, ["expected 'fragment1' in the state, got none"]),
-    "a mode that keeps more": (
-        {"mode": "eager"},
+    "another mode": (
+        {"mode": "restart"},
         None,
         diloco_model.fresh,
-        ["mode: expected eager, got the state of continue"],
+        ["mode: expected restart, got the state of continue"],
     ),
 }
 

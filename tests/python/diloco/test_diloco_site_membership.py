@@ -243,14 +243,7 @@ def test_mistakes_of_a_site_are_named(store, what, said):
         assert said in text, found
 
 
-ADAPTIVE = {
-    "codec": "sym8:bucket=64",
-    "rank": 6,
-    "adapt_sync_every": True,
-    "window": 6,
-    "energy": 0.3,
-    "min_sync_every": 1,
-}
+ADAPTIVE = {"codec": "sym8:bucket=64", "rank": 6, "adapt_sync_every": True}
 
 
 def _one_and_two(r, port, first, options):

@@ -10,8 +10,6 @@ LOOPS = (
     {"codec": "sym4:bucket=128", "rank": 4, "mode": "restart"},
     {"codec": "none", "mode": "sync"},
     {"codec": "gauss2", "fragments": 2},
-    {"codec": "sym4:bucket=128", "outer_place": "device"},
-    {"codec": "none", "mode": "sync", "outer_place": "device"},
 )
 EVERY, STEPS = 5, 22
 
