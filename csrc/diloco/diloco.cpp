@@ -14,6 +14,12 @@
 namespace lowcomm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double secondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 // The options that must be equal on all ranks, as text.
 std::string textOf(const DiLoCoXOptions& o) {
   return c10::str("sync_every=", o.sync_every, " sync_seconds=", o.sync_seconds, " mode=", outerModeName(o.mode),
@@ -21,8 +27,8 @@ std::string textOf(const DiLoCoXOptions& o) {
                   " sync_warmup=", o.sync_warmup, " outer_lr=", o.lr, " outer_momentum=", o.momentum,
                   " codec=", o.codec.str(), " projection_codec=", o.projection.str(),
                   " error_feedback=", o.error_feedback, " eight_bits=", o.eight_bits, " rank=", o.rank,
-                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every,
-                  " min_rank=", o.min_rank, " check_every=", o.check_every, " seed=", o.seed);
+                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
+                  " check_every=", o.check_every, " seed=", o.seed);
 }
 
 void expectAveraged(const std::vector<OuterParameter>& parameters) {
@@ -43,6 +49,19 @@ DiLoCoXOptions averaging(const DiLoCoXOptions& options) {
   return exact;
 }
 
+// Returns when all others have been told.
+void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes) {
+  KeyValues description;
+  description.fields = {{"error", error.substr(0, 1000)}};
+  for (const std::shared_ptr<OpQueue>& stripe : stripes) {
+    try {
+      Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+    } catch (const PeerError&) {
+      // It names this rank's own error, or a peer that is lost, and this rank throws its own in any case.
+    }
+  }
+}
+
 }  // namespace
 
 DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
@@ -53,23 +72,17 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
 DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> stripes,
                  DiLoCoXOptions options, OuterSite site, std::vector<OuterParameter> buffers)
     : options_(std::move(options)),
-      site_(std::move(site)),
-      groups_(std::move(stripes)),
       buffer_options_(averaging(options_)),
+      groups_(std::move(stripes)),
+      clock_(options_, site.ranks),
       adaptation_(options_),
-      formed_(!groups_.empty()),
-      sync_every_(options_.sync_every),
-      rank_(static_cast<double>(options_.rank)) {
-  report_.sync_every = sync_every_;
-  report_.rank = rank_;
-  std::string error;
+      formed_(!groups_.empty()) {
   std::exception_ptr mistake;
   const auto attempt = [&](const auto& f) {
     try {
       f();
     } catch (const std::exception&) {  // memory that is too little, too
       mistake = std::current_exception();
-      error = reasonOf(mistake);
     }
   };
   attempt([&] {
@@ -79,13 +92,14 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     expectAveraged(buffers);
   });
   if (mistake) {
-    refuse(error, groups_, site_);
+    refuse(reasonOf(mistake), groups_, site);
     std::rethrow_exception(mistake);
   }
   attempt([&] {
-    model_ = std::make_unique<SiteModel>(std::move(parameters), site_, options_.fragments, options_.rank,
+    model_ = std::make_unique<SiteModel>(std::move(parameters), site, options_.fragments, options_.rank,
                                          /*same_values=*/true);
-    buffers_ = std::make_unique<SiteModel>(std::move(buffers), site_, 1, 0, /*same_values=*/false);
+    buffers_ = std::make_unique<SiteModel>(std::move(buffers), site, 1, 0, /*same_values=*/false);
+    vote_ = std::make_unique<SiteVote>(site.ranks, *model_);
     for (int64_t f = 0; f < options_.fragments; ++f)
       model_->collect(f);  // θ̄ begins from there
     buffers_->collect(0);
@@ -94,29 +108,25 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
                                 " stripes of this rank, got ", groups_.size()));
     }
     for (int64_t f = 0; f < options_.fragments; ++f)
-      fragments_.push_back(scheduled(*model_, options_, f, /*buffers=*/false));
-    of_parameters_ = fragments_.size();
-    if (!buffers_->empty()) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
-    startIntervals();
+      fragments_.emplace_back(*model_, options_, f, /*buffers=*/false);
+    if (!buffers_->empty()) fragments_.emplace_back(*buffers_, buffer_options_, 0, /*buffers=*/true);
+    clock_.startAll(fragments_);
+    report_.sync_every = clock_.sync_every;
+    report_.rank = adaptation_.rank();
     report_.stripe_elements = model_->stripeElements();
     report_.stripes = model_->stripes();
-    measure();
   });
   if (mistake) {
-    tellStripes(error, groups_);
+    tellStripes(reasonOf(mistake), groups_);
     std::rethrow_exception(mistake);
   }
   agree(/*values=*/true);
 }
 
-DiLoCoX::~DiLoCoX() = default;
-
-DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
-                                             bool buffers) const {
-  FragmentSchedule s{model, number, {}, buffers};
-  for (size_t stripe = 0; stripe < model.stripes().size(); ++stripe)
-    s.stripes.emplace_back(options, model.pieces(stripe, number));
-  return s;
+void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
+                     const OuterSite& site) {
+  if (site.ranks) SiteModel({}, site, 0, 0, false, error);
+  tellStripes(error, stripes);
 }
 
 std::string DiLoCoX::agreed() const {
@@ -143,27 +153,33 @@ void DiLoCoX::agree(bool values) {
   }
 }
 
+OuterReport DiLoCoX::report() const {
+  OuterReport report = report_;
+  for (const FragmentSchedule& s : fragments_) {
+    for (const Fragment& stripe : s.stripes)
+      report.memory += stripe.last().memory;
+  }
+  return report;
+}
+
 bool DiLoCoX::step(double samples) {
   if (!formed_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
   if (!(samples > 0) || std::isinf(samples))
     throw ValueError("DiLoCoX: step: samples: expected a number above 0, got " + std::to_string(samples));
-  ++steps_;
+  clock_.stepMade();
   const auto start = Clock::now();
-  if (const auto ended = std::exchange(step_ended_, {}); ended != Clock::time_point()) {
-    const double seconds = std::chrono::duration<double>(start - ended).count();
-    step_s_ = step_s_ == 0 ? seconds : .9 * step_s_ + .1 * std::min(seconds, 2 * step_s_);
-  }
   const double waited_before = report_.total_waited_s;
   bool any = false;
   try {
     for (FragmentSchedule& s : fragments_)
       s.samples += samples;
-    const std::vector<bool> due = this->due();
+    const std::vector<bool> due = clock_.due(fragments_);
     for (size_t f = 0; f < fragments_.size(); ++f) {
       FragmentSchedule& s = fragments_[f];
-      if (s.apply_at == steps_) {
+      if (s.apply_at == clock_.steps) {
         s.model.collect(s.number);
-        arrive(s, Move::by_mode);
+        waitForAverage(s);
+        applyAverage(s, Move::by_mode);
         any = true;
       }
       if (due[f]) {
@@ -172,53 +188,85 @@ bool DiLoCoX::step(double samples) {
         any = true;
       }
     }
-    if (any) agreeOnErrors();
+    if (any) vote_->onErrors(clock_.steps);
   } catch (...) {
     giveUp();
     throw;
   }
   if (any) report_.local_s = secondsSince(start) - (report_.total_waited_s - waited_before);
-  step_ended_ = Clock::now();
+  clock_.stepEnds();
   return any;
 }
 
+// Forms the pseudo-gradient, compresses it and starts its average. The average that was under way takes an outer step
+// first, in the same pass over memory; one that training waits for takes it at once.
 void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
-  const double weight = weightOf(s);
-  const auto send = [&](bool marks) {
+  const double samples = std::exchange(s.samples, 0), weight = options_.sync_seconds > 0 ? samples : 0;
+  const bool waits = options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup;
+  const auto eachStripe = [&](const auto& send) {
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
-      keepError([&] { s.stripes[stripe].send(*groups_[stripe], number, marks, weight); });
-    s.under_way = true;
+      vote_->keepError([&] { send(s.stripes[stripe], *groups_[stripe]); });
   };
-  if (s.under_way) {  // the message before, all the interval long
-    landed(s);
-    s.sent_samples = weight;
-    for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
-      keepError([&] { s.stripes[stripe].applyAndSend(*groups_[stripe], number, weight); });
+  s.sent_samples += samples;
+  if (s.under_way) {
+    waitForAverage(s);
+    s.sent_samples = samples;
+    eachStripe([&](Fragment& stripe, OpQueue& group) { stripe.applyAndSend(group, number, weight); });
     s.model.spread(s.number);
     if (!s.buffers) startCheck();
-  } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
-    send(/*marks=*/false);
-    arrive(s, Move::whole);
   } else {
-    send(/*marks=*/true);
-    voteOnAverage(s, {}, nullptr);
+    eachStripe([&](Fragment& stripe, OpQueue& group) { stripe.send(group, number, /*marks=*/!waits, weight); });
+    s.under_way = true;
+    if (waits) {
+      waitForAverage(s);
+      applyAverage(s, Move::whole);
+    } else {
+      voteOnAverage(s, {}, nullptr);
+    }
   }
-  const int64_t delay = options_.delayOf(sync_every_);
-  if (s.under_way && delay < sync_every_) s.apply_at = steps_ + delay;
-  startInterval(s);
+  const int64_t delay = options_.delayOf(clock_.sync_every);
+  if (s.under_way && delay < clock_.sync_every) s.apply_at = clock_.steps + delay;
+  clock_.start(s);
   if (s.buffers) {
     s.send_at = fragments_.front().send_at;
     return;
   }
   ++report_.outer_steps;
-  report_.sync_every = sync_every_;
-  report_.rank = rank_;
+  report_.sync_every = clock_.sync_every;
+  report_.rank = adaptation_.rank();
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 
-void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
-  landed(s);
+// Waits for the averages of all stripes, on this rank and on the others of its site.
+void DiLoCoX::waitForAverage(FragmentSchedule& s) {
+  EffectiveRanks effective;
+  std::exception_ptr error;
+  const auto start = Clock::now();
+  double waited = 0;
+  uint64_t sent = 0;
+  for (Fragment& stripe : s.stripes) {
+    try {
+      vote_->await(stripe);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+    effective.sum += stripe.last().effective.sum;
+    effective.matrices += stripe.last().effective.matrices;
+    waited += stripe.last().waited_s;
+    sent += stripe.last().moved.wire_bytes;
+  }
+  voteOnAverage(s, effective, error);
+  if (vote_->ranks()) waited = secondsSince(start);  // for other ranks' stripes, too
+  report_.total_waited_s += waited;
+  report_.total_sent_bytes += sent;
+  if (s.buffers) return;
+  report_.waited_s = waited;
+  report_.sent_bytes = sent;
+}
+
+// The outer step by averages that have come.
+void DiLoCoX::applyAverage(FragmentSchedule& s, Move move) {
   for (Fragment& stripe : s.stripes)
     stripe.apply(move);
   s.under_way = false;
@@ -228,52 +276,39 @@ void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
   if (!s.buffers) startCheck();
 }
 
-// Waits for the averages of all stripes, and adapts to them.
-void DiLoCoX::landed(FragmentSchedule& s) {
-  EffectiveRanks effective;
-  std::exception_ptr error = std::exchange(kept_error_, nullptr);
-  const auto start = Clock::now();
-  double waited = 0;
-  uint64_t sent = 0;
-  for (Fragment& stripe : s.stripes) {
-    try {
-      awaitInSite(stripe);
-    } catch (...) {
-      if (!error) error = std::current_exception();
-    }
-    effective.sum += stripe.effectiveRanks().sum;
-    effective.matrices += stripe.effectiveRanks().matrices;
-    waited += stripe.waited();
-    sent += stripe.moved().wire_bytes;
+// An outer step's averages have come, or (`mine` empty, no error) it had none here: then the others of the site may
+// have some, as after an error of this rank alone, and wait for its vote. So every outer step has one. Rank and
+// interval follow the averages.
+void DiLoCoX::voteOnAverage(const FragmentSchedule& s, const EffectiveRanks& mine, const std::exception_ptr& error) {
+  const EffectiveRanks all = vote_->onAverage(mine, error, clock_.steps);
+  if (s.buffers || !(options_.adapt_rank || options_.adapt_sync_every)) return;
+  if (all.matrices > 0) {  // vectors alone have no rank, and do not change the matrices'
+    adaptation_.add(all.mean());
+    report_.effective_rank = all.mean();
   }
-  voteOnAverage(s, effective, error);
-  if (site_.ranks) waited = secondsSince(start);  // for other ranks' stripes, too
-  report_.total_waited_s += waited;
-  report_.total_sent_bytes += sent;
-  measure();
-  if (s.buffers) return;
-  report_.waited_s = waited;
-  report_.sent_bytes = sent;
+  // Parts of a model see other averages: without one interval for all of them a stage would wait for ever.
+  const double rank = adaptation_.rank();
+  clock_.sync_every = adaptation_.syncEvery(options_.adapt_sync_every ? vote_->mean(rank) : rank);
+  setRanks();
 }
 
-void DiLoCoX::measure() {
-  report_.memory = {};
-  for (const FragmentSchedule& s : fragments_) {
-    for (const Fragment& stripe : s.stripes)
-      report_.memory += stripe.memory();
+void DiLoCoX::setRanks() {
+  if (!options_.adapt_rank) return;  // r_t may still set the interval
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& stripe : s.stripes)
+      stripe.setRank(std::llround(adaptation_.rank()));
   }
 }
 
-// After an outer step was applied, every so often: the ranks' θ̄ are compared on the control lane. The answer is looked
-// at once all that was queued before it has landed: on all ranks at the same step.
+// After an outer step was applied, every so often: compares the ranks' θ̄ on the control lane. The answer is waited for
+// when all that was queued before it has come: on all ranks at the same step.
 void DiLoCoX::startCheck() {
   ++applied_;
-  for (; !checks_.empty() && checks_.front().first + static_cast<int64_t>(of_parameters_) <= applied_;
-       checks_.pop_front())
-    keepError([&] { checks_.front().second.wait(); });
+  for (; !checks_.empty() && checks_.front().first + options_.fragments <= applied_; checks_.pop_front())
+    vote_->keepError([&] { checks_.front().second.wait(); });
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-    keepError([&] {
+    vote_->keepError([&] {
       KeyValues description;
       description.fields = {{"outer step", std::to_string(applied_)},
                             {"outer parameters' checksum", std::to_string(checksum(stripe))}};
@@ -292,56 +327,53 @@ void DiLoCoX::giveUp() {
     if (s.under_way) s.samples += std::exchange(s.sent_samples, 0);
     s.under_way = false;
     s.apply_at = -1;
-    if (s.send_at <= steps_) startInterval(s);
+    if (s.send_at <= clock_.steps) clock_.start(s);
   }
   // With an interval by the clock, sites could disagree about the next fragment: some ended this interval by their
   // limit of steps.
-  if (options_.sync_seconds > 0) startIntervals();
+  if (options_.sync_seconds > 0) clock_.startAll(fragments_);
   checks_.clear();
-  kept_error_ = nullptr;
+  vote_->forgetError();
 }
 
-void DiLoCoX::applyAll(Move move) {
+// Applies what is under way, and waits until every rank has: a rank that closed its connections before would take from
+// the others what they have not read yet.
+void DiLoCoX::leaveGroups(Move move) {
   try {
     for (FragmentSchedule& s : fragments_) {
       if (s.under_way) {
         s.model.collect(s.number);
-        arrive(s, move);
+        waitForAverage(s);
+        applyAverage(s, move);
       } else if (options_.mode != OuterMode::sync) {
         voteOnAverage(s, {}, nullptr);
       }
     }
     for (; !checks_.empty(); checks_.pop_front())
-      keepError([&] { awaitInSite(checks_.front().second); });
-    agreeOnErrors();
+      vote_->keepError([&] { vote_->await(checks_.front().second); });
+    vote_->onErrors(clock_.steps);
   } catch (...) {
     giveUp();
     throw;
   }
-}
-
-void DiLoCoX::quiesce() {
-  applyAll(Move::keeping);
-  leaveGroups();
-}
-
-// A rank that closed its connections now would take from the others what they have not read yet.
-void DiLoCoX::leaveGroups() {
   KeyValues description;
   description.fields = {{"outer step", std::to_string(applied_)}};
   for (const std::shared_ptr<OpQueue>& group : groups_) {
-    keepError([&] {
+    vote_->keepError([&] {
       Ticket op(*group, "DiLoCoX: leaving the group", 1,
                 [description](OpContext& context) { lowcomm::agree(context, description); });
-      awaitInSite(op);
+      vote_->await(op);
     });
   }
-  agreeOnErrors();
+  vote_->onErrors(clock_.steps);
+}
+
+void DiLoCoX::quiesce() {
+  leaveGroups(Move::keeping);
 }
 
 void DiLoCoX::finish() {
-  applyAll(Move::whole);
-  leaveGroups();
+  leaveGroups(Move::whole);
   restore();
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -11,8 +10,10 @@
 #include <vector>
 
 #include "diloco/diloco_options.h"
-#include "diloco/fragment.h"
+#include "diloco/fragment_schedule.h"
+#include "diloco/interval_clock.h"
 #include "diloco/site_model.h"
+#include "diloco/site_vote.h"
 #include "engine/op_queue.h"
 
 namespace lowcomm {
@@ -34,6 +35,14 @@ struct OuterReport {
   double total_waited_s = 0;             // for all averages, buffers' too
   double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
   OuterMemory memory;                    // of all fragments, each with its last average
+};
+
+// How far an outer loop has come: what a site that joins takes from the others.
+struct OuterProgress {
+  int64_t steps = 0, applied = 0, sync_every = 0, outer_steps = 0;  // inner steps; outer steps applied and sent; H_t
+  double step_s = 0;                                                // of an inner step; 0: not known
+  std::vector<int64_t> sent;                                        // outer steps, by fragment
+  std::vector<double> effective_ranks;                              // r'_t of all outer steps
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -68,14 +77,11 @@ class DiLoCoX {
   // stages of its model.
   DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
-  ~DiLoCoX();
 
   // Replaces the constructor on a rank that cannot construct one for a reason of its own: tells the other ranks, which
   // throw.
   static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site);
-  DiLoCoX(const DiLoCoX&) = delete;
-  DiLoCoX& operator=(const DiLoCoX&) = delete;
 
   // To be called after every inner step, of `samples` samples of the site: by them its part of an average counts where
   // sync_seconds is given, else they mean nothing. Returns whether any pseudo-gradient was sent or outer step applied.
@@ -120,9 +126,8 @@ class DiLoCoX {
   // The stripes that this rank carries.
   const std::vector<int>& stripes() const { return model_->stripes(); }
 
-  const OuterReport& report() const { return report_; }
-  const DiLoCoXOptions& options() const { return options_; }
-  int64_t steps() const { return steps_; }
+  OuterReport report() const;
+  int64_t steps() const { return clock_.steps; }
 
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same outer step; a run that
@@ -140,97 +145,32 @@ class DiLoCoX {
   void load(const TensorMap& state);
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct FragmentSchedule {
-    SiteModel& model;
-    int64_t number;                      // in the model
-    std::vector<Fragment> stripes;       // by stripe that this rank carries
-    bool buffers;                        // averaged exactly, next to the first fragment
-    int64_t send_at = 0, apply_at = -1;  // inner steps
-    int64_t sent = 0;
-    bool under_way = false;
-    Clock::time_point due = {};  // with sync_seconds
-    double samples = 0;          // since its last pseudo-gradient
-    double sent_samples = 0;     // of those that no average was applied of
-  };
-  FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
-  static double secondsSince(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  }
-  static Clock::duration ofSeconds(double seconds) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  }
-  static std::string reasonOf(const std::exception_ptr& error);
-  static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
-  std::vector<bool> due();
-  std::vector<double> firstRanksClock(std::vector<double> left);
-  void keepNext(std::vector<bool>& due) const;
-  void startInterval(FragmentSchedule& scheduled);
-  void startIntervals();
-  double weightOf(FragmentSchedule& scheduled) const;
-  void applyAll(Move move);
-  void leaveGroups();
-  void outerStep(FragmentSchedule& scheduled);
-  void arrive(FragmentSchedule& scheduled, Move move);
-  void landed(FragmentSchedule& scheduled);
-  void measure();
-  void voteOnAverage(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
-  std::vector<std::vector<double>> gatherVotes(double mine, const EffectiveRanks& effective);
-  bool votesToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
-  // Waits for a stripe's op or average. Words come on all ranks of the site before any other op of it. What the op
-  // refers to must outlive this call, which may throw before the op has ended.
-  template <class Op>
-  void awaitInSite(Op& op) {
-    while (site_.ranks && votesToWait([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
-    }
-    op.wait();
-  }
-  EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
-  void keepError(const std::function<void()>& f);
-  void agreeOnErrors();
-  void adapt();
-  void setRanks();
-  bool agreesInSite() const;
-  double rankInSite();
-  std::exception_ptr awaitAll();
-  bool isLostInSite(bool mine);
-  void agreeOnState(std::string error);
-  void startCheck();
-  void giveUp();
-  struct Ahead;
-  struct Handover;
-  Ahead mostAdvanced(size_t stripe) const;
-  bool agreeOnSchedule(bool behind, double& late_s);
-  void leaveOut(double late_s);
-  void takeCounters(OpQueue& stripe, const Ahead& ahead);
-  void handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>& handovers);
-  void take(Handover& handover);
-  std::vector<double> schedule() const;
-  void setSchedule(const std::vector<double>& schedule);
-  TensorMap counters() const;
   uint32_t checksum(size_t stripe) const;
+  void outerStep(FragmentSchedule& fragment);
+  void waitForAverage(FragmentSchedule& fragment);
+  void applyAverage(FragmentSchedule& fragment, Move move);
+  void voteOnAverage(const FragmentSchedule& fragment, const EffectiveRanks& mine, const std::exception_ptr& error);
+  void leaveGroups(Move move);
+  void giveUp();
+  void setRanks();
+  void startCheck();
+  std::exception_ptr awaitAll();
+  OuterProgress progress() const;
+  void goOnFrom(const OuterProgress& progress);
+  TensorMap counters() const;
 
   const DiLoCoXOptions options_;
-  const OuterSite site_;
-  std::vector<std::shared_ptr<OpQueue>> groups_;  // by stripe that this rank carries; empty before regroup()
   DiLoCoXOptions buffer_options_;                 // of buffers: an exact mean
+  std::vector<std::shared_ptr<OpQueue>> groups_;  // by stripe that this rank carries; empty before regroup()
   std::unique_ptr<SiteModel> model_, buffers_;
-  std::deque<FragmentSchedule> fragments_;
-  size_t of_parameters_ = 0;  // fragments; one of buffers may follow
+  std::unique_ptr<SiteVote> vote_;
+  IntervalClock clock_;
   Adaptation adaptation_;
-  bool formed_ = false;  // there are groups, or other ranks of the site have them
-  int64_t steps_ = 0, sync_every_, applied_ = 0;
-  int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
-  Clock::time_point looked_ = {};
-  double rank_;
-  // Seconds of an inner step, including everything between two calls of step(): a running mean of the last ones. A
-  // pause after the first step, such as an evaluation, counts as two steps.
-  double step_s_ = 0;
-  Clock::time_point step_ended_ = {};
-  Clock::time_point word_due_ = {};                // of a rank that still waits for a stripe, in its site
+  Fragments fragments_;
+  bool formed_;                                    // there are groups, or other ranks of the site have them
+  int64_t applied_ = 0;                            // outer steps
   std::deque<std::pair<int64_t, Ticket>> checks_;  // by applied_ when each was queued
-  std::exception_ptr kept_error_;                  // of this rank, that its site has not been told yet
   OuterReport report_;
 };
 

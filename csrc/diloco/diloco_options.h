@@ -56,6 +56,9 @@ struct DiLoCoXOptions {
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;
 
+  // Whether pseudo-gradients are sent in fp32.
+  bool isExact() const { return codec.id == CodecId::none; }
+
   // τ of a fragment whose outer steps are `sync_every` apart.
   int64_t delayOf(int64_t sync_every) const { return mode == OuterMode::sync ? 0 : delay == 0 ? sync_every : delay; }
 };

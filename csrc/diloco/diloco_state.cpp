@@ -12,10 +12,10 @@ TensorMap DiLoCoX::counters() const {
                   {"mode", number(static_cast<int64_t>(options_.mode))},
                   {"fragments", number(options_.fragments)},
                   {"delay", number(options_.delay)},
-                  {"steps", number(steps_)},
+                  {"steps", number(clock_.steps)},
                   {"applied", number(applied_)},
-                  {"sync_every", number(sync_every_)},
-                  {"rank", at::scalar_tensor(rank_, at::kDouble)},
+                  {"sync_every", number(clock_.sync_every)},
+                  {"rank", at::scalar_tensor(adaptation_.rank(), at::kDouble)},
                   {"outer_steps", number(report_.outer_steps)}};
   state["effective_ranks"] = at::tensor(adaptation_.effectiveRanks(), at::kDouble);
   for (size_t f = 0; f < fragments_.size(); ++f) {
@@ -24,8 +24,8 @@ TensorMap DiLoCoX::counters() const {
     state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.under_way)}, at::kLong);
     EffectiveRanks effective;
     for (const Fragment& stripe : s.stripes) {
-      effective.sum += stripe.effectiveRanks().sum;
-      effective.matrices += stripe.effectiveRanks().matrices;
+      effective.sum += stripe.last().effective.sum;
+      effective.matrices += stripe.last().effective.matrices;
     }
     state["own." + name + ".samples"] = at::tensor({s.samples, s.sent_samples}, at::kDouble);
     state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
@@ -39,7 +39,7 @@ std::exception_ptr DiLoCoX::awaitAll() {
   for (FragmentSchedule& s : fragments_) {
     for (Fragment& stripe : s.stripes) {
       try {
-        awaitInSite(stripe);
+        vote_->await(stripe);
       } catch (...) {
         if (!error) error = std::current_exception();
       }
@@ -50,8 +50,8 @@ std::exception_ptr DiLoCoX::awaitAll() {
 
 TensorMap DiLoCoX::state() {
   const std::exception_ptr error = awaitAll();
-  if (isLostInSite(error != nullptr)) giveUp();
-  agreeOnState(error ? reasonOf(error) : "");
+  if (vote_->isLost(error != nullptr)) giveUp();
+  vote_->onState(groups_, error ? reasonOf(error) : "", report_.outer_steps);
   if (error) std::rethrow_exception(error);
   TensorMap state = counters();
   for (const FragmentSchedule& s : fragments_) {
@@ -59,6 +59,11 @@ TensorMap DiLoCoX::state() {
       state.merge(stripe.state());
   }
   return state;
+}
+
+void DiLoCoX::stateFailed(const std::string& error) {
+  if (vote_->isLost(awaitAll() != nullptr)) giveUp();
+  vote_->onState(groups_, error.empty() ? "no reason was given" : error, report_.outer_steps);
 }
 
 void DiLoCoX::load(const TensorMap& state) {
@@ -106,7 +111,7 @@ void DiLoCoX::load(const TensorMap& state) {
       effective = {};  // of all stripes: with the first
     }
     s.under_way = at[3] != 0;
-    startInterval(s);
+    clock_.start(s);
     const at::Tensor samples = state.at("own." + name + ".samples");
     s.samples = samples[0].item<double>();
     s.sent_samples = samples[1].item<double>();
@@ -116,13 +121,12 @@ void DiLoCoX::load(const TensorMap& state) {
   }
   const at::Tensor effective = state.at("effective_ranks").contiguous();
   adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
-  steps_ = number("steps");
-  look_at_ = 0;
+  clock_.steps = number("steps");
+  clock_.resume();
   applied_ = number("applied");
-  // Rank and interval follow the options where they do not adapt.
-  sync_every_ = options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;
-  rank_ = options_.adapt_rank || options_.adapt_sync_every ? state.at("rank").item<double>()
-                                                           : static_cast<double>(options_.rank);
+  // Where the interval does not adapt it follows the options, as the rank does.
+  clock_.sync_every =
+      options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;
   report_.outer_steps = number("outer_steps");
   setRanks();
 }

@@ -15,19 +15,6 @@ namespace {
 
 constexpr const char* kOp = "outer_step";
 
-int64_t rowsOf(const at::Tensor& tensor) {
-  return tensor.dim() == 0 ? 1 : tensor.size(0);
-}
-
-bool factored(const at::Tensor& tensor, int64_t rank) {
-  const int64_t rows = rowsOf(tensor), columns = rows == 0 ? 0 : tensor.numel() / rows;
-  return rank > 0 && tensor.dim() >= 2 && rank < rows && rank < columns && isLowRank(rows, columns, rank);
-}
-
-bool isHalf(at::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf;
-}
-
 }  // namespace
 
 Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters)
@@ -44,62 +31,37 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
   }
   const HostParameters hosts(std::move(tensors));
   for (size_t i = 0; i < parameters.size(); ++i) {
-    OuterParameter& parameter = parameters[i];
-    const at::Tensor& tensor = parameter.tensor;
-    ParameterState kept;
-    if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
-    kept.outer = hosts.wide(i).clone();
-    const bool narrow = tensor.scalar_type() != at::kFloat, delayed = options.mode != OuterMode::sync;
-    if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
-    if (isExact()) kept.message = at::zeros_like(kept.outer);
-    if (isExact() ? delayed && !narrow : delayed || narrow) kept.start = at::zeros_like(kept.outer);
-    if (narrow) kept.rounding = at::zeros_like(kept.outer);
-    if (narrow && delayed)
-      kept.mark = at::zeros_like(kept.outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
-    if (options.codec.id != CodecId::none) {
-      kept.first_rank = factored(tensor, options.rank) ? options.rank : 0;
-      kept.compression =
-          std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback, options.eight_bits,
-                                        options.seed + parameter.number);
-    }
-    kept.parameter = std::move(parameter);
-    kept_.push_back(std::move(kept));
+    if (parameters[i].tensor.numel() == 0) continue;  // this rank's shard of a small parameter
+    tensors_.emplace_back(std::move(parameters[i]), hosts.wide(i), options);
   }
+  layout_.exact = options.isExact();
   measure();
 }
 
-int64_t Fragment::elements() const {
-  int64_t elements = 0;
-  for (const ParameterState& kept : kept_)
-    elements += kept.outer.numel();
-  return elements;
-}
-
 // Where the pseudo-gradient of a coded message is.
-Elsewhere Fragment::elsewhere(OuterMessage& flight, size_t i, const std::vector<at::Tensor>& parameters) const {
-  const ParameterState& kept = kept_[i];
-  if (!kept.start.defined()) return flight.difference(kept.outer, parameters[i]);
-  return holdsDelta(kept) ? flight.from(kept.start) : flight.difference(kept.outer, kept.start);
+Elsewhere Fragment::elsewhere(OuterMessage& flight, const OuterTensor& kept, const at::Tensor& parameter) const {
+  if (!kept.start.defined()) return flight.difference(kept.outer, parameter);
+  return kept.holdsDelta(layout_) ? flight.from(kept.start) : flight.difference(kept.outer, kept.start);
 }
 
 void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters) {
   const CodecSpec codec = poisoning(options_.codec);
   auto flight = std::make_shared<OuterMessage>();
   flight->weight = weight;
-  flight->energies.resize(kept_.size());
+  flight->energies.resize(tensors_.size());
   flight->coded = {DType::float32,
                    codec,
                    options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
                    // Not by the group's key: replicas of one cluster average in groups of their own, to the same bits.
                    {options_.seed, streamOf(queue.rank(), 0), step},
                    {},
-                   in_place_ ? nullptr : &flight->average};
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    ParameterState& kept = kept_[i];
-    if (!in_place_) kept.message = at::Tensor();
+                   layout_.in_place ? nullptr : &flight->average};
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    OuterTensor& kept = tensors_[i];
+    if (!layout_.in_place) kept.message = at::Tensor();
     const ReduceTensor whole =
-        in_place_ ? flight->inPlace(kept.message) : ReduceTensor{static_cast<uint64_t>(kept.outer.numel())};
-    if (isExact()) {
+        layout_.in_place ? flight->inPlace(kept.message) : ReduceTensor{static_cast<uint64_t>(kept.outer.numel())};
+    if (layout_.exact) {
       flight->exact.push_back({whole.elements, CodecSpec{}, DType::float32, whole.data});
       continue;
     }
@@ -107,13 +69,13 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     if (kept.first_rank > 0) compression.setRank(std::min(next_rank_, kept.first_rank));
     flight->compressions.push_back(kept.compression);
     LowRankTensor tensor{whole.data, whole.elements};
-    if (!in_place_) tensor.elsewhere = elsewhere(*flight, i, parameters);
+    if (!layout_.in_place) tensor.elsewhere = elsewhere(*flight, kept, parameters.empty() ? at::Tensor() : parameters[i]);
     const Compression::StateView lent = compression.begin(kept.outer.numel());
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;
     tensor.elsewhere.coded = lent.coded;
     tensor.elsewhere.in_residual =
-        !in_place_ && kept.first_rank > 0 && lent.residual && options_.mode != OuterMode::sync;
+        !layout_.in_place && kept.first_rank > 0 && lent.residual && options_.mode != OuterMode::sync;
     tensor.factor = lent.factor;
     tensor.rank = static_cast<uint64_t>(compression.rank());
     if (tensor.rank > 0) {
@@ -131,7 +93,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
   }
   flight_ = flight;
   phase_ = Phase::flying;
-  if (kept_.empty()) return;
+  if (tensors_.empty()) return;
   ticket_ = Ticket(queue, kOp, /*sequences=*/weight > 0 ? 3 : 2, [flight](OpContext& op) { flight->run(op); });
 }
 
@@ -141,7 +103,7 @@ bool Fragment::endsWithin(std::chrono::milliseconds patience) const {
 
 void Fragment::wait() {
   if (phase_ != Phase::flying) return;
-  waited_s_ = 0;
+  last_.waited_s = 0;
   const auto ended = [this](bool well) {
     for (const auto& compression : flight_->compressions)
       compression->end(well);
@@ -149,28 +111,28 @@ void Fragment::wait() {
   if (ticket_.pending()) {
     const auto start = std::chrono::steady_clock::now();
     try {
-      moved_ = ticket_.wait();
+      last_.moved = ticket_.wait();
     } catch (...) {
       ended(false);
       forget();
       throw;
     }
-    waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    last_.waited_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  const bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
+  const bool finite = flight_->exact.empty() ? flight_->finite || tensors_.empty() : flight_->inPlaceIsFinite();
   ended(finite);
   if (!finite) {
     forget();
     throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
-  effective_ = {};
+  last_.effective = {};
   for (size_t i = 0; i < flight_->energies.size(); ++i) {
     const std::vector<double>& energies = flight_->energies[i];
     const size_t rank = lowcomm::effectiveRank(energies.data(), energies.size(), Adaptation::kEnergy);
     if (rank == 0) continue;  // no matrix, or one that nobody moved
-    effective_.sum += static_cast<double>(rank);
-    ++effective_.matrices;
+    last_.effective.sum += static_cast<double>(rank);
+    ++last_.effective.matrices;
   }
   phase_ = Phase::landed;
   measure();
@@ -183,53 +145,38 @@ void Fragment::drop() {
     // Its state has rolled back already.
   }
   if (phase_ == Phase::landed) {
-    for (const ParameterState& kept : kept_) {
+    for (const OuterTensor& kept : tensors_) {
       if (kept.compression && kept.compression->done()) kept.compression->rollBack();
     }
     forget();
   }
 }
 
+// -> idle: drops the message.
 void Fragment::forget() {
   flight_.reset();
   phase_ = Phase::idle;
-  for (ParameterState& kept : kept_) {
-    if (!isExact()) kept.message = at::Tensor();
+  for (OuterTensor& kept : tensors_) {
+    if (!layout_.exact) kept.message = at::Tensor();
   }
 }
 
 void Fragment::measure() {
-  memory_ = {};
-  const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.nbytes() : 0; };
-  for (const ParameterState& kept : kept_) {
-    memory_ += {bytes(kept.outer),   bytes(kept.momentum),
-                bytes(kept.start),   bytes(kept.mark),
-                bytes(kept.message), kept.compression ? kept.compression->bytes() : 0,
-                bytes(kept.rounding)};
-  }
-  if (flight_) memory_.average += flight_->average.bytes();
-}
-
-OuterMemory& OuterMemory::operator+=(const OuterMemory& more) {
-  outer += more.outer;
-  momentum += more.momentum;
-  start += more.start;
-  mark += more.mark;
-  average += more.average;
-  residual += more.residual;
-  rounding += more.rounding;
-  return *this;
+  last_.memory = {};
+  for (const OuterTensor& kept : tensors_)
+    last_.memory += kept.memory();
+  if (flight_) last_.memory.average += flight_->average.bytes();
 }
 
 uint32_t Fragment::checksum() const {
   uint32_t sum = 0;
-  for (const ParameterState& kept : kept_)
+  for (const OuterTensor& kept : tensors_)
     sum = crc32c(kept.outer.const_data_ptr(), kept.outer.nbytes(), sum);
   return sum;
 }
 
 void Fragment::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
-  for (const ParameterState& kept : kept_)
+  for (const OuterTensor& kept : tensors_)
     call(kept.parameter, kept.outer);
 }
 

@@ -18,9 +18,9 @@ const std::string kOwn = "own.";
 std::vector<at::Tensor> Fragment::shared() {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
   std::vector<at::Tensor> all;
-  factors_.assign(kept_.size(), at::Tensor());
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    ParameterState& kept = kept_[i];
+  factors_.assign(tensors_.size(), at::Tensor());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    OuterTensor& kept = tensors_[i];
     all.push_back(kept.outer);
     if (kept.momentum.defined()) all.push_back(kept.momentum);
     if (kept.first_rank == 0) continue;
@@ -31,8 +31,8 @@ std::vector<at::Tensor> Fragment::shared() {
 
 void Fragment::share(bool behind) {
   const c10::NoGradGuard no_grad;
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    ParameterState& kept = kept_[i];
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    OuterTensor& kept = tensors_[i];
     if (factors_[i].defined()) {
       const at::Tensor residual = kept.compression->residual();
       kept.compression->setRank(factors_[i].size(0));
@@ -43,34 +43,23 @@ void Fragment::share(bool behind) {
   if (behind) restore();
 }
 
-// f(key, tensor) of what a checkpoint holds as it stands here, in addition to residuals and factors. The message (the
-// average) and the mark are in it too, in fp32, whatever they are kept as.
-template <class F>
-void Fragment::eachTensor(const ParameterState& kept, F&& f) {
-  const std::string& name = kept.parameter.name;
-  f(name + ".outer", kept.outer);
-  f(name + ".momentum", kept.momentum);
-  f(kOwn + name + ".rounding", kept.rounding);
-}
-
 // Where there is no message under way both have no meaning, and a place: checkpoints have one shape.
 at::Tensor Fragment::averageOf(size_t i) const {
-  at::Tensor average = at::zeros(kept_[i].outer.sizes(), at::kFloat);
+  at::Tensor average = at::zeros(tensors_[i].outer.sizes(), at::kFloat);
   auto* x = average.mutable_data_ptr<float>();
   if (phase_ == Phase::landed) {
-    arrived(i, [&](uint64_t first, uint64_t count, const float* from) { std::copy_n(from, count, x + first); });
+    eachAveraged(i, [&](uint64_t first, uint64_t count, const float* from) { std::copy_n(from, count, x + first); });
   }
   return average;
 }
 
-at::Tensor Fragment::wholeMark(size_t i) const {
-  const ParameterState& kept = kept_[i];
+at::Tensor Fragment::wholeMark(const OuterTensor& kept) const {
   at::Tensor mark = kept.outer.clone();
   auto* x = mark.mutable_data_ptr<float>();
   for (int64_t first = 0; phase_ == Phase::landed && first < mark.numel(); first += kOuterBlock) {
     const int64_t count = std::min(kOuterBlock, mark.numel() - first);
     float scratch[kOuterBlock];
-    const float* from = markOf(kept, first, count, scratch);
+    const float* from = kept.markOf(layout_, first, count, scratch);
     if (from != x + first) std::copy_n(from, count, x + first);
   }
   return mark;
@@ -79,18 +68,17 @@ at::Tensor Fragment::wholeMark(size_t i) const {
 TensorMap Fragment::state() const {
   TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
   const FloatEnv env;
+  const bool marked = options_.mode != OuterMode::sync;
   TensorMap state;
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    const ParameterState& kept = kept_[i];
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const OuterTensor& kept = tensors_[i];
     // The ranks that write a checkpoint have all come so far: the message will not be taken back.
     if (kept.compression && kept.compression->done()) {
-      isInResidual(i) ? settle(i) : kept.compression->commit();
+      isInResidual(i) ? leaveResidual(i) : kept.compression->commit();
     }
-    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
-      if (tensor.defined()) state[key] = tensor.clone();
-    });
+    kept.eachKept([&](const std::string& key, const at::Tensor& tensor) { state[key] = tensor.clone(); });
     state[kept.parameter.name + ".message"] = averageOf(i);
-    if (isMarked()) state[kOwn + kept.parameter.name + ".mark"] = wholeMark(i);
+    if (marked) state[kOwn + kept.parameter.name + ".mark"] = wholeMark(kept);
     if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
     if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = residual.clone();
@@ -110,13 +98,11 @@ void Fragment::check(const TensorMap& state) const {
                                 ", got ", given.toString(), " of shape ", given.sizes()));
     }
   };
-  for (const ParameterState& kept : kept_) {
-    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
-      if (tensor.defined()) expect(key, tensor);
-    });
+  for (const OuterTensor& kept : tensors_) {
+    kept.eachKept([&](const std::string& key, const at::Tensor& tensor) { expect(key, tensor); });
     const std::string& name = kept.parameter.name;
     expect(name + ".message", kept.outer);
-    if (isMarked()) expect(kOwn + name + ".mark", kept.outer);
+    if (options_.mode != OuterMode::sync) expect(kOwn + name + ".mark", kept.outer);
     if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
     if (residual.defined()) expect(kOwn + name + ".residual", residual);
@@ -129,19 +115,15 @@ void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& e
   const auto find = [&](const std::string& key, bool wanted) {
     return wanted ? std::optional(state.at(key)) : std::nullopt;
   };
-  in_place_ = true;
-  start_ = Start::mark;
-  mark_is_outer_ = mark_is_apart_ = false;
-  for (ParameterState& kept : kept_) {
-    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
-      if (tensor.defined()) tensor.copy_(state.at(key));
-    });
+  layout_ = {.exact = layout_.exact};
+  for (OuterTensor& kept : tensors_) {
+    kept.eachKept([&](const std::string& key, const at::Tensor& tensor) { tensor.copy_(state.at(key)); });
     const std::string& name = kept.parameter.name;
-    if (phase == Phase::landed || isExact()) {
+    if (phase == Phase::landed || layout_.exact) {
       if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);
       kept.message.copy_(state.at(name + ".message"));
     }
-    if (isMarked()) (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
+    if (options_.mode != OuterMode::sync) (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
     if (!kept.compression) continue;
     Compression& compression = *kept.compression;
     const auto factor = find(name + ".factor", compression.factor().defined());
@@ -150,7 +132,7 @@ void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& e
   }
   flight_.reset();
   phase_ = phase;
-  effective_ = effective;
+  last_.effective = effective;
 }
 
 }  // namespace lowcomm

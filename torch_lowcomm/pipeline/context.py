@@ -5,29 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.boundary import Boundary, Receive
-
-
-def unwrapped(module: torch.nn.Module) -> Any:
-    """The module of a stage without torch's DDP around it."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
+from torch_lowcomm.pipeline.boundary_module import BoundaryModule
 
 
 class Context:
     """The numbers that a stage's module gives for a micro-batch, compared with those of the stage before.
 
-    A module has `message_context(*args, **kwargs)`, which gets the first stage's inputs and the keywords of the micro-batch and
-    returns numbers by name, and `message_context_names`, the names in order. A stage of another kind has none, and nothing is
-    sent.
+    A module without `message_context_names` (`BoundaryModule`) has none, and nothing is sent.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        """Of a stage's module."""
-        self._module = unwrapped(module)
-        self.names: tuple[str, ...] = tuple(getattr(self._module, "message_context_names", ()))
+    def __init__(self, module: BoundaryModule) -> None:
+        """Of the interface of a stage's module."""
+        self._module = module
+        self.names = module.message_context_names
         self._own: dict[int, torch.Tensor] = {}  # by micro-batch
         self._received: dict[int, torch.Tensor] = {}
 
@@ -44,8 +37,8 @@ class Context:
         """
         if not self.names:
             return
-        said = self._module.message_context(*args, **(kwargs or {}))
-        own = self._own[chunk] = torch.tensor([said[name] for name in self.names], dtype=torch.int64)
+        numbers = self._module.message_context(*args, **(kwargs or {}))
+        own = self._own[chunk] = torch.tensor([numbers[name] for name in self.names], dtype=torch.int64)
         received = self._received.pop(chunk, None)
         if received is None:
             return

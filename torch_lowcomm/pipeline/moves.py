@@ -1,7 +1,7 @@
 """Slots that go with their samples to another replica of a pipeline."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -10,10 +10,17 @@ from torch_lowcomm import _C
 from torch_lowcomm.groups import exact
 from torch_lowcomm.pipeline.slot import Slot
 
-if TYPE_CHECKING:
-    from torch_lowcomm.pipeline.cache import Cache
-
 _ROUND_BYTES = 16 << 20  # that a rank sends in a round
+
+
+class Memories(Protocol):
+    """Where slots are kept: `lc.pipeline.Cache`."""
+
+    def memories(self) -> list[tuple[Slot, _C.SampleMemory, tuple[int, int]]]:
+        """Each tensor of each boundary, with its memory, and its last dimension and unit."""
+
+    def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
+        """The memory of one tensor of one boundary, made where there is none."""
 
 
 class _Row(NamedTuple):
@@ -29,14 +36,14 @@ class _Row(NamedTuple):
     version: int
 
 
-def move_slots(cache: "Cache", owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
+def move_slots(cache: Memories, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
     """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it.
 
     Slots go in rounds. A rank lets go of a round's slots once they have arrived, and takes those that it gets unless it has one
     of as many updates, or has no room.
 
     Args:
-        cache: Of this rank.
+        cache: This rank's slots.
         owners: int64 [samples], the rank in `group` that is to have each sample; -1: it stays where it is.
         group: The ranks of the stage, one a replica.
 
@@ -60,7 +67,7 @@ def move_slots(cache: "Cache", owners: torch.Tensor, group: dist.ProcessGroup) -
     return given, taken
 
 
-def _rounds(cache: "Cache", owners: torch.Tensor, me: int, ranks: int) -> Iterator[list[list[_Row]]]:
+def _rounds(cache: Memories, owners: torch.Tensor, me: int, ranks: int) -> Iterator[list[list[_Row]]]:
     """Rows of the slots to give, by round and rank."""
     rows: list[list[_Row]] = [[] for _ in range(ranks)]
     total = 0
@@ -79,7 +86,7 @@ def _rounds(cache: "Cache", owners: torch.Tensor, me: int, ranks: int) -> Iterat
 
 
 def _exchange(
-    cache: "Cache", rows: list[list[_Row]], group: dist.ProcessGroup
+    cache: Memories, rows: list[list[_Row]], group: dist.ProcessGroup
 ) -> tuple[list[_Row], list[torch.Tensor]]:
     """Gives each rank its rows and their slots; returns those for this one."""
     counts = torch.tensor([len(to) for to in rows])
@@ -106,7 +113,7 @@ def _split(sizes: list[int], counts: list[int]) -> Iterator[list[int]]:
         at += count
 
 
-def _memory(cache: "Cache", row: _Row) -> _C.SampleMemory:
+def _memory(cache: Memories, row: _Row) -> _C.SampleMemory:
     return cache.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels, row.unit)
 
 

@@ -180,5 +180,5 @@ def _compare(schedule: Any, stages: list[Stage]) -> None:
         (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries
     ]
     for _, sends, side, stage in sorted(sides, key=lambda entry: entry[0]):
-        side.compare({**said, **stage.said(sends=sends)}, sends=sends)
+        side.compare({**said, **stage.options_to_compare(sends=sends)}, sends=sends)
     schedule._lowcomm_compared = _loads(stages)

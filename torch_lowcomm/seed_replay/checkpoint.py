@@ -5,16 +5,44 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from torch_lowcomm.seed_replay.log_file import LogFile
 
-if TYPE_CHECKING:
-    from torch_lowcomm.seed_replay.optimizer import SeedReplay
-
 logger = logging.getLogger("torch_lowcomm")
+
+
+class KeptLog(Protocol):
+    """The log of what an optimizer has applied."""
+
+    def log_from(self, begin: int, /) -> bytes:
+        """The records of the iterations from `begin` on."""
+
+    def forget_log(self, *, before: int) -> None:
+        """Drops the records of the iterations before `before`."""
+
+
+class Checkpointed(Protocol):
+    """What a checkpoint writes and reads: `lc.SeedReplay`, or on a machine of several ranks what stands for all of them."""
+
+    @property
+    def core(self) -> KeptLog:
+        """The log since the run began, or since what was dropped of it."""
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that comes next."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that another process needs to go on."""
+
+    def load_snapshot(self, saved: dict[str, Any]) -> None:
+        """Sets weights and state to a snapshot's."""
+
+    def replay(self, records: bytes) -> int:
+        """Applies records of the present iteration and later ones; returns their number."""
 
 
 class Checkpoint:
@@ -36,7 +64,7 @@ class Checkpoint:
         self._restoring = False
         folder.mkdir(parents=True, exist_ok=True)
 
-    def restore(self, optimizer: SeedReplay) -> None:
+    def restore(self, optimizer: Checkpointed) -> None:
         """Brings model and optimizer to where the folder is; makes the first snapshot if it is empty.
 
         The last snapshot but one is needed for others only: what is wrong with it, or its log, is warned of.
@@ -63,7 +91,7 @@ class Checkpoint:
         self._restoring = False
         self._begin, self._next = last, optimizer.iteration
 
-    def restart(self, optimizer: SeedReplay) -> None:
+    def restart(self, optimizer: Checkpointed) -> None:
         """Begins again: no record led to the present weights, and so nothing in the folder does."""
         if self._restoring:
             return
@@ -73,7 +101,7 @@ class Checkpoint:
                 self._remove(before)
         self._log(begin).remove()
 
-    def applied(self, optimizer: SeedReplay) -> None:
+    def applied(self, optimizer: Checkpointed) -> None:
         """Writes the records that the optimizer has applied since the last call."""
         self._current.append(optimizer.core.log_from(self._next))
         self._next = optimizer.iteration
@@ -85,7 +113,7 @@ class Checkpoint:
                     self._remove(old)
             optimizer.core.forget_log(before=before)
 
-    def _snapshot(self, optimizer: SeedReplay) -> int:
+    def _snapshot(self, optimizer: Checkpointed) -> int:
         path = self._folder / f"snapshot-{optimizer.iteration}.pt"
         part = path.with_suffix(".part")
         torch.save(optimizer.snapshot(), part)
@@ -94,7 +122,7 @@ class Checkpoint:
         self._current = self._log(self._begin)
         return self._begin
 
-    def _load(self, optimizer: SeedReplay, begin: int) -> None:
+    def _load(self, optimizer: Checkpointed, begin: int) -> None:
         path = self._folder / f"snapshot-{begin}.pt"
         try:
             saved = torch.load(path, weights_only=True)
@@ -102,7 +130,7 @@ class Checkpoint:
             raise ValueError(f"SeedReplay: {path}: expected a snapshot, got a damaged file: {error}") from error
         optimizer.load_snapshot(saved)
 
-    def _replay(self, optimizer: SeedReplay, begin: int) -> None:
+    def _replay(self, optimizer: Checkpointed, begin: int) -> None:
         self._current = self._log(begin)
         records = self._current.read()
         if records:

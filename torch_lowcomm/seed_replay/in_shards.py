@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm._reshard import reshard
-
-if TYPE_CHECKING:
-    from torch_lowcomm.seed_replay.weights import Perturbation
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
 class InShards:

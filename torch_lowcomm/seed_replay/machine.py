@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 
 from torch_lowcomm import _C
-from torch_lowcomm.seed_replay.checkpoint import Checkpoint
+from torch_lowcomm.seed_replay.checkpoint import Checkpoint, Checkpointed
 from torch_lowcomm.seed_replay.exchange import Alone, Exchange, StaticExchange
 from torch_lowcomm.seed_replay.lead import Lead
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.store import StoreExchange
 from torch_lowcomm.seed_replay.weights import Entry
-
-if TYPE_CHECKING:
-    from torch_lowcomm.seed_replay.optimizer import SeedReplay
 
 
 class ShardedCore:
@@ -97,7 +94,7 @@ class LedCore:
 class LedOptimizer:
     """The machine's optimizer, as the first rank gives it to a checkpoint."""
 
-    def __init__(self, optimizer: SeedReplay, core: LedCore, lead: Lead) -> None:
+    def __init__(self, optimizer: Checkpointed, core: LedCore, lead: Lead) -> None:
         self._optimizer, self.core, self._lead = optimizer, core, lead
 
     @property
@@ -134,7 +131,7 @@ class SeveralRanks:
         optimizer: What the first rank gives to a checkpoint.
     """
 
-    def __init__(self, optimizer: SeedReplay, core: _C.SeedReplay, own: Sequence[Entry], ranks: MachineRanks) -> None:
+    def __init__(self, optimizer: Checkpointed, core: _C.SeedReplay, own: Sequence[Entry], ranks: MachineRanks) -> None:
         self.core = ShardedCore(core, ranks, own)
         steps = {
             "checksum": lambda _, __: self.core.checksum(),
@@ -213,17 +210,17 @@ class MachineCheckpoint:
     """
 
     def __init__(self, inner: Checkpoint | None, several: SeveralRanks) -> None:
-        self._inner, self._led, self._lead = inner, cast("SeedReplay", several.optimizer), several.lead
+        self._inner, self._led, self._lead = inner, several.optimizer, several.lead
 
-    def restore(self, optimizer: SeedReplay) -> None:
+    def restore(self, optimizer: Checkpointed) -> None:
         """As Checkpoint.restore. Collective of the machine."""
         self._lead(lambda: self._of_first.restore(self._led))
 
-    def applied(self, optimizer: SeedReplay) -> None:
+    def applied(self, optimizer: Checkpointed) -> None:
         """As Checkpoint.applied. Collective of the machine."""
         self._lead(lambda: self._of_first.applied(self._led))
 
-    def restart(self, optimizer: SeedReplay) -> None:
+    def restart(self, optimizer: Checkpointed) -> None:
         """As Checkpoint.restart. Collective of the machine."""
         self._lead(lambda: self._of_first.restart(self._led))
 

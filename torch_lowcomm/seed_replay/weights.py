@@ -1,9 +1,8 @@
-"""The weights that seed replay trains, and how a model has perturbed ones while it is evaluated."""
+"""The weights that seed replay trains, and the way in which a model is perturbed."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,32 +12,11 @@ from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.seed_replay.at_use import AtUse
 from torch_lowcomm.seed_replay.in_place import InPlace
 from torch_lowcomm.seed_replay.in_shards import InShards, Resharding
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 from torch_lowcomm.seed_replay.shards import first_element
 
 # A row of the core's list: name, tensor, whether it decays, its first element's place in the whole tensor.
 Entry = tuple[str, torch.Tensor, bool, int]
-
-
-class Perturbation(Protocol):
-    """The interface of both ways to perturb weights, where they are used (`AtUse`) and in place (`InPlace`)."""
-
-    def at(self, sample: int, factor: float) -> AbstractContextManager[None]:
-        """Inside the context the model has the weights w + factor·z of a sample."""
-
-    def complete(self) -> bool:
-        """After an evaluation at a factor other than 0: whether all parameters were perturbed. If not, evaluate again."""
-
-    def put_back(self) -> None:
-        """Ends an iteration's evaluations."""
-
-    def applied(self, record: bytes) -> None:
-        """Follows the core, which has applied a record."""
-
-    def restore(self) -> None:
-        """Sets the model's weights to the core's."""
-
-    def take(self) -> None:
-        """Sets the core's weights to the model's, which were loaded."""
 
 
 def entries(model: nn.Module) -> list[Entry]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_lowcomm.pipeline.context import unwrapped
+from torch_lowcomm.pipeline.boundary_module import unwrapped
 from torch_lowcomm.pipeline.edge import Edge
 from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.subspace.families import new_cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torch_lowcomm import _C
 from torch_lowcomm._torch_names import all_gather_single
-from torch_lowcomm.pipeline.context import unwrapped
+from torch_lowcomm.pipeline.boundary_module import unwrapped
 from torch_lowcomm.subspace.basis import Basis
 
 logger = logging.getLogger(__name__)

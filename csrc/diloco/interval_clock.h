@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "diloco/diloco_options.h"
+#include "diloco/fragment_schedule.h"
+#include "engine/op_queue.h"
+
+namespace lowcomm {
+
+// Decides after which inner steps a fragment's pseudo-gradient is due: after `sync_every` steps, or with sync_seconds
+// after so many seconds, and `sync_every` steps at the latest. One thread.
+class IntervalClock {
+ public:
+  // `options` outlives this. `site`: the ranks of the site; null: this rank alone.
+  IntervalClock(const DiLoCoXOptions& options, std::shared_ptr<OpQueue> site)
+      : sync_every(options.sync_every), options_(options), site_(std::move(site)) {}
+
+  int64_t steps = 0;   // inner steps so far
+  int64_t sync_every;  // H_t
+
+  // Seconds of an inner step, including everything between two calls of step(): a running mean of the last ones. A
+  // pause after the first step, such as an evaluation, counts as two steps.
+  double step_s = 0;
+
+  // Called when an inner step has been made, and when the loop has dealt with it.
+  void stepMade();
+  void stepEnds() { step_ended_ = Clock::now(); }
+
+  // The loop goes on from another state: clocks are compared at the next step, and the time until then is no step's.
+  void resume() { look_at_ = 0, step_ended_ = {}; }
+
+  // Returns which fragments are due after this inner step. Collective over the site with sync_seconds. Throws
+  // ValueError where the site's ranks have counted different samples.
+  std::vector<bool> due(const Fragments& fragments);
+
+  // Starts the interval of one fragment; of all, spread evenly over one interval.
+  void start(FragmentSchedule& fragment) const;
+  void startAll(Fragments& fragments);
+
+  // Counts the inner steps that other sites have made in the last `late_s` seconds, but for the one before the next
+  // pseudo-gradient: so they need not wait until this site has made them all.
+  void leaveOut(Fragments& fragments, double late_s);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void readClock(const Fragments& fragments, std::vector<bool>& due);
+  std::vector<double> firstRanksClock(std::vector<double> left, double samples) const;
+
+  const DiLoCoXOptions& options_;
+  const std::shared_ptr<OpQueue> site_;
+  int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
+  Clock::time_point looked_ = {}, step_ended_ = {};
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,232 @@
+"""The messages of one stage of a pipeline: posted ahead, sent at once, waited for where their tensors are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.boundary import Boundary, Message, Place, Receive, named, wait_for
+from torch_lowcomm.pipeline.boundary_module import BoundaryModule
+from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.context import Context
+
+OpsOf = Callable[[int], list[dist.P2POp]]  # of a micro-batch
+
+
+@dataclasses.dataclass(frozen=True)
+class StageCodecs:
+    """The codecs of a stage's messages; "" is exact. `cache`, `unit`, `first`: as `lc.pipeline.Stage` takes them."""
+
+    forward: str
+    backward: str
+    first: str
+    evaluate: str
+    cache: Cache | None
+    unit: str | None
+
+
+class StageMessages:
+    """What a stage sends and receives in a step, and why its last step failed.
+
+    Args:
+        stage: Whose messages they are: its place, its peers and whether it has a backward pass are asked of it.
+        module: The interface of its module.
+        codecs: Of its messages.
+    """
+
+    def __init__(self, stage: PipelineStage, module: BoundaryModule, codecs: StageCodecs) -> None:
+        self._stage, self._module, self._codecs = stage, module, codecs
+        self._name = f"stage {stage.stage_index}"
+        self._backend = backend_of(stage.group)
+        self._boundaries: dict[int, Boundary | None] = {}
+        self._context = Context(module)
+        self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
+        self._posted: set[tuple[bool, int]] = set()
+        self._sends: dict[tuple[bool, int], list[Message]] = {}
+        self.samples: list[list[int]] | None = None  # by micro-batch, of the step in progress
+        self.failure = ""  # why the last step failed
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """This rank's sides of the boundaries before and behind the stage that have the other on another rank."""
+        index = self._stage.stage_index
+        return [side for number in (index - 1, index) if (side := self.boundary(number)) is not None]
+
+    def boundary(self, number: int) -> Boundary | None:
+        """This rank's side of the boundary behind stage `number`; None at an end, and where both stages are on this rank."""
+        if number not in self._boundaries:
+            other = number + 1 if number == self._stage.stage_index else number
+            peer = self._stage.stage_index_to_group_rank.get(other, self._stage.group_rank)
+            c = self._codecs
+            self._boundaries[number] = (
+                None
+                if peer == self._stage.group_rank
+                else Boundary(self._backend, peer, number, first=c.first, cache=c.cache, unit=c.unit)
+            )
+        return self._boundaries[number]
+
+    def boundary_to(self, other: int) -> Boundary:
+        """The same by the number of the stage on its other side, which is on another rank."""
+        side = self.boundary(min(self._stage.stage_index, other))
+        assert side is not None
+        return side
+
+    def post_activations(self, chunk: int, ops_of: OpsOf) -> None:
+        """Posts the receives of a micro-batch's activations, once. `ops_of`: torch's, into whose tensors they come."""
+        if (False, chunk) in self._posted:
+            return
+        codec, samples = self._activation(chunk)
+        self._post(self._stage.stage_index - 1, ops_of(chunk), False, chunk, codec, samples)
+        side = None if self._stage.is_first else self.boundary(self._stage.stage_index - 1)
+        if side is not None and self._context.names:
+            with self.failing():
+                self._receives.setdefault((False, chunk), []).append(self._context.recv(side, chunk))
+
+    def post_gradients(self, chunk: int, ops_of: OpsOf) -> None:
+        """Posts the receives of a micro-batch's gradients, once."""
+        if self._stage.has_backward and (True, chunk) not in self._posted:
+            self._post(self._stage.stage_index, ops_of(chunk), True, chunk, self._codecs.backward, None)
+
+    def send_activations(self, chunk: int, ops: Sequence[dist.P2POp]) -> None:
+        """Sends a micro-batch's activations, and behind them the numbers that the next stage compares."""
+        codec, samples = self._activation(chunk)
+        for position, op in enumerate(ops):
+            self._send(self._stage.stage_index, op, Place(False, position, chunk), codec, samples)
+        side = self.boundary(self._stage.stage_index)
+        if side is not None and not self._stage.is_last and self._context.names:
+            with self.failing():
+                self._sends.setdefault((False, chunk), []).append(self._context.send(side, chunk))
+
+    def send_gradients(self, chunk: int, ops: Sequence[dist.P2POp]) -> None:
+        """Sends a micro-batch's gradients."""
+        for position, op in enumerate(ops):
+            self._send(self._stage.stage_index - 1, op, Place(True, position, chunk), self._codecs.backward, None)
+
+    def wait_for_activations(self, chunk: int) -> None:
+        """Waits for a micro-batch's activations, and forgets their receives."""
+        self._wait(self._receives.pop((False, chunk), []))
+
+    def wait_for_gradients(self, chunk: int) -> None:
+        """Waits for a micro-batch's gradients; for its activations to be taken first.
+
+        No gradient answers an activation that was refused: that is raised now, not at the deadline.
+        """
+        self._wait(self._sends.pop((False, chunk), []))
+        self._wait(self._receives.pop((True, chunk), []))
+
+    def compare_context(self, chunk: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Forms a micro-batch's numbers, and compares them with those that came with its activations.
+
+        Raises:
+            ValueError: They differ; with both values.
+        """
+        self._context.form(chunk, args, kwargs)
+
+    def finish(self) -> None:
+        """Waits until all that the step has sent has arrived."""
+        sends, self._sends = self._sends, {}
+        for messages in sends.values():
+            self._wait(messages)
+        self._posted.clear()
+
+    def fail(self, why: str) -> None:
+        """Ends the step, and refuses others until `resume`. The stages next to this one are told why, and fail too."""
+        if self.failure:
+            return
+        self.failure = next((cause for side in self.boundaries if (cause := side.withdrawn)), why)
+        for side in self.boundaries:
+            side.withdraw(self.failure)
+        self._forget()
+
+    def resume(self) -> None:
+        """Takes messages again, once the stages next to this one have failed too."""
+        self._forget()
+        for side in self.boundaries:
+            side.resume()
+        self.failure = ""
+
+    def expect_none_failed(self) -> None:
+        """At the beginning of a step.
+
+        Raises:
+            RuntimeError: An earlier step failed, here or at a stage next to this one.
+        """
+        if self._receives:
+            self.fail(f"{self._name}: the step before was broken off")
+        for side in self.boundaries:
+            if side.withdrawn:
+                self.fail(side.withdrawn)
+        if self.failure:
+            raise RuntimeError(
+                f"{self._name}: a message of an earlier step failed; call lc.pipeline.reset(schedule) on all ranks, or make a "
+                f"new group and new stages, which may have the same cache. The failure: {self.failure}"
+            )
+
+    @contextlib.contextmanager
+    def failing(self, doing: str = "") -> Iterator[None]:
+        """The stage fails where the body does; with `doing` the cause is it and the module's error."""
+        try:
+            yield
+        except Exception as error:
+            cause = error.__cause__ or error  # torch's error has all tensors of the stage in its text
+            self.fail(f"{self._name}: {doing}: {type(cause).__name__}: {cause}" if doing else str(error))
+            raise
+
+    def _activation(self, chunk: int) -> tuple[str, list[int] | None]:
+        """The codec of a micro-batch's activations, and its samples where they are remembered."""
+        if not self._stage.has_backward:
+            return self._codecs.evaluate, None
+        if self._codecs.cache is None:
+            return self._codecs.forward, None
+        if self.samples is None:
+            raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
+        return self._codecs.forward, self.samples[chunk]
+
+    def _send(self, number: int, op: dist.P2POp, place: Place, codec: str, samples: list[int] | None) -> None:
+        """Sends a tensor across boundary `number`, and keeps the message until it is waited for."""
+        side = self.boundary(number)
+        assert side is not None  # torch gives no op where both stages are on this rank
+        with self.failing(), named(self._name, side.name_of(place)):
+            refuses = self._module.message_finite and not codec and not place.gradients
+            if refuses and not torch.isfinite(op.tensor).all():
+                raise ValueError("expected finite activations, got NaN or infinity")
+            message = side.send(op.tensor, place, codec, samples)
+        if message.spoilt:  # raised now
+            self._wait([message])
+        self._sends.setdefault((place.gradients, place.chunk), []).append(message)
+
+    def _post(
+        self,
+        number: int,
+        ops: Sequence[dist.P2POp],
+        gradients: bool,
+        chunk: int,
+        codec: str,
+        samples: list[int] | None,
+    ) -> None:
+        """Posts the receives of one micro-batch across boundary `number`."""
+        self._posted.add((gradients, chunk))
+        for position, op in enumerate(ops):
+            side = self.boundary(number)
+            assert side is not None
+            place = Place(gradients, position, chunk)
+            with self.failing(), named(self._name, side.name_of(place)):
+                receive = side.recv(op.tensor, place, codec, samples)
+            self._receives.setdefault((gradients, chunk), []).append(receive)
+
+    def _wait(self, messages: Sequence[Message]) -> None:
+        with self.failing():
+            for message in messages:
+                wait_for(message, self._name)
+
+    def _forget(self) -> None:
+        self._receives.clear()
+        self._sends.clear()
+        self._posted.clear()
+        self._context.clear()
