@@ -20,17 +20,6 @@ double secondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The options that must be equal on all ranks, as text.
-std::string textOf(const DiLoCoXOptions& o) {
-  return c10::str("sync_every=", o.sync_every, " sync_seconds=", o.sync_seconds, " mode=", outerModeName(o.mode),
-                  " fragments=", o.fragments, " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha,
-                  " sync_warmup=", o.sync_warmup, " outer_lr=", o.lr, " outer_momentum=", o.momentum,
-                  " codec=", o.codec.str(), " projection_codec=", o.projection.str(),
-                  " error_feedback=", o.error_feedback, " eight_bits=", o.eight_bits, " rank=", o.rank,
-                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
-                  " check_every=", o.check_every, " seed=", o.seed);
-}
-
 void expectAveraged(const std::vector<OuterParameter>& parameters) {
   for (const OuterParameter& parameter : parameters) {
     if (parameter.tensor.is_floating_point() && parameter.tensor.layout() == at::kStrided) continue;
@@ -130,7 +119,7 @@ void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr
 }
 
 std::string DiLoCoX::agreed() const {
-  return textOf(options_) + " parameters: " + model_->shapes() + "buffers: " + buffers_->shapes() +
+  return options_.text() + " parameters: " + model_->shapes() + "buffers: " + buffers_->shapes() +
          "pieces: " + model_->text();
 }
 
@@ -144,7 +133,7 @@ uint32_t DiLoCoX::checksum(size_t stripe) const {
 void DiLoCoX::agree(bool values) {
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
     KeyValues description;
-    description.fields = {{"options", textOf(options_)},
+    description.fields = {{"options", options_.text()},
                           {"parameters", model_->text() + "; buffers " + buffers_->text()},
                           {"stripe", std::to_string(model_->stripes()[stripe])}};
     if (values)

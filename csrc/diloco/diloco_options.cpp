@@ -75,6 +75,16 @@ void DiLoCoXOptions::check() const {
   expectAtLeast("check_every", 0, check_every);
 }
 
+std::string DiLoCoXOptions::text() const {
+  return c10::str("sync_every=", sync_every, " sync_seconds=", sync_seconds, " mode=", outerModeName(mode),
+                  " fragments=", fragments, " fragment_sync_delay=", delay, " fragment_update_alpha=", alpha,
+                  " sync_warmup=", sync_warmup, " outer_lr=", lr, " outer_momentum=", momentum,
+                  " codec=", codec.str(), " projection_codec=", projection.str(),
+                  " error_feedback=", error_feedback, " eight_bits=", eight_bits, " rank=", rank,
+                  " adapt_rank=", adapt_rank, " adapt_sync_every=", adapt_sync_every, " min_rank=", min_rank,
+                  " check_every=", check_every, " seed=", seed);
+}
+
 double Adaptation::rank() const {
   const auto first = static_cast<double>(options_.rank);
   if ((!options_.adapt_rank && !options_.adapt_sync_every) || effective_.empty()) return first;

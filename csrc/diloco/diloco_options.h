@@ -56,6 +56,9 @@ struct DiLoCoXOptions {
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;
 
+  // The options that must be equal on all ranks.
+  std::string text() const;
+
   // Whether pseudo-gradients are sent in fp32.
   bool isExact() const { return codec.id == CodecId::none; }
 

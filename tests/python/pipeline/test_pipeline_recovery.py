@@ -103,7 +103,7 @@ def _recovers(r, name):
             _expect_equal_caches(r, cache)
             assert len(cache.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
     for side in ("_receives", "_sends", "_posted"):
-        assert not getattr(stage, side), "after a step nothing is under way"
+        assert not getattr(stage._messages, side), "after a step nothing is under way"
     dist.destroy_process_group()
 
 
