@@ -51,9 +51,10 @@ def run(name: str, c: Configuration) -> dict[str, Any]:
     losses = [statistics.mean(of_step) for of_step in zip(*(rank["loss"] for rank in ranks), strict=True)]
     entry = {"name": name, "seed": c.seed, "step": list(range(1, c.steps + 1)), **ranks[0], **most, "loss": losses}
     first, last = (statistics.mean(some) for some in (losses[: c.steps // 3], losses[-(c.steps // 3) :]))
+    entry |= {"thirds": [first, last], "bytes_a_step": most["sent_bytes"] / (c.steps - 1)}
     print(
         f"  {name:<18}{c.seed:>5}{c.steps:>7}{entry['accuracy'][0]:>9.3f}{entry['accuracy'][1]:>8.3f}{first:>8.3f}{last:>8.3f}"
-        f"{most['sent_bytes'] / (c.steps - 1):>16.1f}{most['memory'] / 1e9:>10.2f}{most['seconds']:>9.1f}",
+        f"{entry['bytes_a_step']:>16.1f}{most['memory'] / 1e9:>10.2f}{most['seconds']:>9.1f}",
         flush=True,
     )
     return entry
@@ -65,7 +66,7 @@ def gates(runs: dict[str, list[dict[str, Any]]]) -> list[report.Gate]:
         report.Gate(f"{name}: accuracy after, least", min(run["accuracy"][1] for run in of_name), ">", 0.6)
         for name, of_name in runs.items()
     ]
-    bytes_a_step = max(run["sent_bytes"] / (len(run["step"]) - 1) for run in runs["seed replay"])
+    bytes_a_step = max(run["bytes_a_step"] for run in runs["seed replay"])
     return [*found, report.Gate("seed replay: bytes that a rank sends a step", bytes_a_step, "<", 100)]
 
 

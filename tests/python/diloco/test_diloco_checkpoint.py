@@ -154,4 +154,4 @@ def _another_interval(r):
 
 
 def test_options_are_those_of_the_resumed_run(pair):
-    assert pair(_another_interval) == [[12, 18, 24]] * 2
+    assert pair(_another_interval) == [[24, 30, 36]] * 2
