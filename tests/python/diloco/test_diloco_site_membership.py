@@ -243,7 +243,7 @@ def test_mistakes_of_a_site_are_named(store, what, said):
         assert said in text, found
 
 
-ADAPTIVE = {"codec": "sym8:bucket=64", "rank": 6, "adapt_sync_every": True}
+ADAPTIVE = {"codec": "sym8:bucket=64", "rank": 16, "adapt_sync_every": True}
 
 
 def _one_and_two(r, port, first, options):

@@ -12,7 +12,7 @@ from site_phases import CLOCK, JOINING, OUTER_STEP, STAGES, expect_faultless, ex
     [
         ({"mode": "continue"}, OUTER_STEP),
         ({"mode": "restart", "fragments": 2}, OUTER_STEP),
-        ({"mode": "sync", "rank": 8, "adapt_rank": True}, OUTER_STEP + JOINING),
+        ({"mode": "sync", "rank": 16, "adapt_rank": True}, OUTER_STEP + JOINING),
     ],
     ids=["continue", "fragments", "adaptive factors"],
 )
