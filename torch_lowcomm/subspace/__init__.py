@@ -13,6 +13,7 @@ from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.boundary import Decode, Encode
 from torch_lowcomm.subspace.cache import KeyValues
 from torch_lowcomm.subspace.check import check
+from torch_lowcomm.subspace.compare import Finding
 from torch_lowcomm.subspace.constrain import Report, constrain
 from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.embedding import Embedding
@@ -20,7 +21,6 @@ from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.probe import Finding
 from torch_lowcomm.subspace.projection import Bottleneck, Projection
 from torch_lowcomm.subspace.reparam import project_gradients, reparam
 from torch_lowcomm.subspace.stage import StageModule

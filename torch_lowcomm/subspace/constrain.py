@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.anchor import Anchor
 from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
 from torch_lowcomm.subspace.check import check, structure
+from torch_lowcomm.subspace.compare import Finding, distance
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.probe import Finding
 from torch_lowcomm.subspace.states import expect_free_blocks
 
 logger = logging.getLogger(__name__)
@@ -153,7 +152,7 @@ def constrain(
         )
     basis = Basis(width, rank, seed=seed).to(table.device)
     basis.free_blocks = int(free_blocks)
-    _refuse(structure(parts, decoder, basis), allow_half=allow_half)
+    _refuse(structure(parts, decoder), allow_half=allow_half)
 
     if sigma is None:
         sigma = float(f"{float(table.detach().float().square().mean().sqrt()):.2g}")
@@ -228,7 +227,7 @@ def _replace_embedding(decoder: nn.Module, parts: Parts, basis: Basis, anchor: A
     replaced = decoder.get_submodule(parts.embedding)
     old = replaced.weight
     new = Embedding(old.shape[0], basis, anchor, padding_idx=getattr(replaced, "padding_idx", None))
-    share = probe.distance(basis, old)
+    share = distance(basis, old)
     new.weight = nn.Parameter(_projected(basis, old, weight=False), requires_grad=old.requires_grad)
     setattr(decoder.get_submodule(path), name, new)
     return {f"{parts.embedding}.weight": share}
@@ -237,7 +236,7 @@ def _replace_embedding(decoder: nn.Module, parts: Parts, basis: Basis, anchor: A
 def _project(decoder: nn.Module, parts: Parts, basis: Basis) -> dict[str, float]:
     lost = {}
     for name, role, module in parts.projections(decoder):
-        lost[f"{name}.weight"] = probe.distance(basis, module.weight, weight=True)
+        lost[f"{name}.weight"] = distance(basis, module.weight, weight=True)
         module.weight.data = _projected(basis, module.weight, weight=True)
         if module.bias is not None:  # frozen, or it would have been refused
             module.bias.data = _projected(basis, module.bias, weight=False)

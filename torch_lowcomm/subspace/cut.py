@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.basis import expect_integer
-from torch_lowcomm.subspace.check import between, constrained_parts, head, shared_names
+from torch_lowcomm.subspace.check import constrained_parts, cut_apart, shared_names
+from torch_lowcomm.subspace.compare import compare
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
-from torch_lowcomm.subspace.order import left_out, out_of_order
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
 
@@ -72,9 +71,7 @@ def cut(
         parts, _ = constrained_parts(model)
     else:
         parts = parts or getattr(model, "subspace_parts", None) or parts_of(model)
-        found = head(parts, model) + between(parts, model, probe.entry(parts, model))
-        found = found or out_of_order(parts, model) or left_out(parts, model)
-        if found:
+        if found := cut_apart(parts, model) or compare(parts, model, exact=False):
             raise ValueError(f"cut: stages would compute something else than the decoder: {found[0]}")
     total = len(parts.blocks_of(model))
     if not 1 <= count <= total:

@@ -68,6 +68,15 @@ class Parts:
                 path = getattr(self, role)
                 yield f"{self.blocks}.{number}.{path}", role, block.get_submodule(path)
 
+    def embedding_of(self, root: nn.Module) -> nn.Module | None:
+        """The embedding; None on stages that have none."""
+        found = _at(root, self.embedding)
+        return found if isinstance(found, nn.Module) else None
+
+    def is_whole(self, root: nn.Module) -> bool:
+        """Whether a module of these parts is a decoder, and not a stage."""
+        return all(_at(root, path) is not None for path in (self.embedding, self.norm, self.head))
+
     def table(self, root: nn.Module) -> torch.Tensor | None:
         """The table of positions, [context, width]; None without one, and on stages that do not add it."""
         found = None if self.positions is None else _at(root, self.positions)

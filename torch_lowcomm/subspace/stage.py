@@ -108,7 +108,7 @@ class StageModule(nn.Module):
         if isinstance(embedding, Embedding):
             fixed, table = embedding.anchor, parts.table(model)
             self.subspace_basis = embedding.subspace_basis
-            self.subspace_anchor = fixed if table is None else _with_positions(fixed, table)
+            self.subspace_anchor = fixed if table is None else with_positions(fixed, table)
 
     def _side(self, side: str, boundary: Boundary, number: int, embedding: nn.Module) -> nn.Module:
         """One side of the boundary behind block `number`. Parameters of its own are the stage's; it is no part otherwise."""
@@ -265,7 +265,7 @@ def _part(model: nn.Module, path: str) -> nn.Module | torch.Tensor:
     return getattr(model.get_submodule(holder), name)
 
 
-def _with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
+def with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
     """An anchor that adds positions, which the embedding's does not: the decoder adds them itself, from the same memory."""
     options: dict[str, Any] = {"seed": anchor.seed, "sigma": anchor.sigma, "fixed": anchor.fixed}
     return Anchor(anchor.vocabulary, anchor.width, positions=table, **options)
