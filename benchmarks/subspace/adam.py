@@ -29,6 +29,7 @@ from torch import nn
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
+from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.weights import constrained_weights
 
 PARTS = ("middle", "last", "first", "first, all tokens")
@@ -48,7 +49,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def stage(part: str, basis: lc.subspace.Basis, tokens: int) -> nn.Module:
+def stage(part: str, basis: Basis, tokens: int) -> nn.Module:
     """The parameters of a block, of a first stage with the trained embedding too, or of a last one with a head."""
     width = basis.width
     module = nn.Module()
@@ -106,7 +107,7 @@ def products(module: nn.Module, product: Callable[[torch.Tensor, torch.Tensor], 
 
 def measure(part: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Medians of all ways to make a step, taken in turn."""
-    basis = lc.subspace.Basis(args.width, args.rank)
+    basis = Basis(args.width, args.rank)
     whole = stage(part, basis, args.tokens)
     ways: dict[str, Callable[[], Any]] = {}
     for name in ("AdamW", "weights", "weights, all projected", "coordinates"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_lowcomm.subspace import Basis
+from torch_lowcomm.subspace.basis import Basis
 
 WIDTH, RANK, HIDDEN, VOCABULARY = 24, 4, 40, 50
 

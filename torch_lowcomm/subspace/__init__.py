@@ -8,45 +8,30 @@ Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what 
 of k dimensions, so that its k coordinates are all that a boundary has to carry.
 """
 
-from torch_lowcomm.subspace.anchor import Anchor
-from torch_lowcomm.subspace.basis import Basis
-from torch_lowcomm.subspace.boundary import Decode, Encode
 from torch_lowcomm.subspace.cache import KeyValues
 from torch_lowcomm.subspace.check import check
 from torch_lowcomm.subspace.compare import Finding
-from torch_lowcomm.subspace.constrain import Report, constrain
+from torch_lowcomm.subspace.constrain import constrain
 from torch_lowcomm.subspace.cut import cut
-from torch_lowcomm.subspace.embedding import Embedding
-from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.generate import generate
-from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
+from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.projection import Bottleneck, Projection
 from torch_lowcomm.subspace.reparam import project_gradients, reparam
-from torch_lowcomm.subspace.stage import StageModule
 from torch_lowcomm.subspace.states import merge_states
 
 __all__ = [
-    "Anchor",
-    "Basis",
     "Bottleneck",
-    "Decode",
-    "Embedding",
-    "Encode",
     "Finding",
-    "GradientSum",
     "Grassmann",
     "KeyValues",
     "Parts",
     "Projection",
-    "Report",
-    "StageModule",
     "check",
     "constrain",
     "cut",
     "generate",
     "merge_states",
-    "parts_of",
     "project_gradients",
     "reparam",
 ]

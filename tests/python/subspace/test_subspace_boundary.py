@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-import torch_lowcomm as lc
-from torch_lowcomm.subspace import Anchor, Basis, Decode, Encode
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.boundary import Decode, Encode
 
 SUBSPACE = 0x7375627370616365
 WIDTH, RANK, VOCABULARY, CONTEXT = 96, 12, 50, 10
@@ -210,4 +211,4 @@ def test_mistakes_are_named(make, said):
 def test_nothing_grows_with_the_vocabulary():
     sizes = {sum(b.numel() for b in Anchor(v, 64).state_dict().values()) for v in (10, 1000, 2**31)}
     assert sizes == {3}
-    assert lc.subspace.Anchor(2**31, 64)(torch.tensor([2**31 - 1])).abs().max() > 0
+    assert Anchor(2**31, 64)(torch.tensor([2**31 - 1])).abs().max() > 0

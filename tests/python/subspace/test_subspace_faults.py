@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.basis import Basis
 
 
 def _step(r, schedule, x, y, ids=None):
@@ -233,7 +234,7 @@ def _older(r):
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
     subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=1)
     if r.rank == 0:
-        stage.submod.subspace_basis.change(lc.subspace.Basis(case.WIDTH, case.RANK, seed=4).vectors)
+        stage.submod.subspace_basis.change(Basis(case.WIDTH, case.RANK, seed=4).vectors)
     with pytest.raises(ValueError, match=r"expected version 1 on all ranks, got \[1, 0\]"):
         subspace.resume()
     dist.destroy_process_group()

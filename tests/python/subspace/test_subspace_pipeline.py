@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace import merge_states
+from torch_lowcomm.subspace.basis import Basis
 
 MICRO = 4
 
@@ -105,7 +106,7 @@ def _context(r, what):
     if r.rank == 1 and what == "ids":
         ids = x.roll(1, 0)
     if r.rank == 1 and what == "basis":
-        stage.submod.subspace_basis.change(lc.subspace.Basis(case.WIDTH, case.RANK, seed=9).vectors)
+        stage.submod.subspace_basis.change(Basis(case.WIDTH, case.RANK, seed=9).vectors)
     with pytest.raises(
         (ValueError, RuntimeError), match=f"{what}: expected the same (as at the stage before|on both sides)"
     ):

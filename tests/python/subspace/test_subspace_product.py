@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import torch_lowcomm as lc
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.boundary import Decode, Encode
 
 
@@ -39,7 +39,7 @@ def test_a_product_is_torchs_to_rounding(shape: tuple[int, int, int], strided: s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("inference", [False, True])
 def test_threads_make_no_difference(dtype: torch.dtype, *, inference: bool) -> None:
-    basis, anchor = lc.subspace.Basis(1024, 16), Anchor(1000, 1024)
+    basis, anchor = Basis(1024, 16), Anchor(1000, 1024)
     encode, decode = Encode(basis, anchor), Decode(basis, anchor)
     ids = torch.randint(1000, (3, 333))
     x = torch.randn(3, 333, 1024, dtype=dtype)
@@ -55,7 +55,7 @@ def test_threads_make_no_difference(dtype: torch.dtype, *, inference: bool) -> N
 
 
 def test_a_gradient_has_a_gradient() -> None:
-    encode = Encode(lc.subspace.Basis(256, 16), Anchor(1000, 256))
+    encode = Encode(Basis(256, 16), Anchor(1000, 256))
     x = torch.randn(2, 40, 256, requires_grad=True)
     gradient = torch.randn(2, 40, 16, requires_grad=True)
     (first,) = torch.autograd.grad(encode(x, torch.randint(1000, (2, 40))), x, gradient, create_graph=True)

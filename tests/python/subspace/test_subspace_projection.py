@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
 
 KINDS = {
     "fixed": {},
@@ -34,11 +36,11 @@ def _before(model, ids, blocks=2):
 def test_what_arrives_is_the_anchor_and_the_projected_rest(kind):
     model, ids = case.gpt(), case.ids()
     first, last = _stages(model, lc.subspace.Projection(case.RANK, seed=3, **KINDS[kind]))
-    vectors = lc.subspace.Basis(case.WIDTH, case.RANK, seed=3).vectors
+    vectors = Basis(case.WIDTH, case.RANK, seed=3).vectors
     anchor = {
         "embedding": lambda: model.embed(ids),
         "own": lambda: model.embed(ids),
-        "signs": lambda: lc.subspace.Anchor(128, case.WIDTH, seed=3, sigma=0.5)(ids, torch.float64),
+        "signs": lambda: Anchor(128, case.WIDTH, seed=3, sigma=0.5)(ids, torch.float64),
         "none": lambda: torch.zeros(()),
     }[KINDS[kind].get("anchor", "embedding")]()
     x = _before(model, ids)
@@ -95,7 +97,7 @@ def test_training(kind):
 def test_bottleneck():
     model, ids = case.gpt(), case.ids()
     first, last = _stages(model, lc.subspace.Bottleneck(case.RANK, seed=3))
-    vectors = lc.subspace.Basis(case.WIDTH, case.RANK, seed=3).vectors
+    vectors = Basis(case.WIDTH, case.RANK, seed=3).vectors
     x = _before(model, ids)
     assert (
         case.apart(last.decode(first(ids), ids, 0), x @ vectors.T @ vectors) < 1e-12

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.grassmann import GradientSum, turned
 
 STEPS, LR, CLIP, VOCABULARY = 50, 1e-2, 1.0, 128
@@ -147,7 +148,7 @@ def test_w_p2_stays_in_the_subspace(blocks):
 
 def test_a_step_of_the_subspace_follows_the_gradients():
     """Gradients of one direction outside S: the basis turns towards it, and stays orthonormal."""
-    basis = lc.subspace.Basis(16, 3, seed=1)
+    basis = Basis(16, 3, seed=1)
     outside = torch.randn(16, dtype=torch.float64)
     outside -= basis.project(outside)
     inside = basis.vectors[0]
@@ -178,7 +179,7 @@ def test_frozen_weights_follow_a_turned_subspace():
     model(ids, ids).backward()
     optimizer.step()
     basis = model.subspace_basis
-    new = lc.subspace.Basis(case.WIDTH, case.RANK, seed=8).vectors
+    new = Basis(case.WIDTH, case.RANK, seed=8).vectors
     optimizer.change_basis(basis.vectors.clone(), new)
     basis.change(new)
     assert not lc.subspace.check(model)
