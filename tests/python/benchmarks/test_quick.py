@@ -15,7 +15,13 @@ TEXT = "It is what it is, and it is not what it was. " * 200
 # `nanogpt_wan` takes the runs that `convergence subspace` has trained.
 LOSSES = {"free": 6.0, "constrained, 32": 6.3, "1 bit of all": 6.6}
 CURVES = [
-    {"name": name, "seed": 0, "step": [20, 40, 60, 80, 100], "loss": [first - i for i in range(5)], "validation": first - 4}
+    {
+        "name": name,
+        "seed": 0,
+        "step": [20, 40, 60, 80, 100],
+        "loss": [first - i for i in range(5)],
+        "validation": first - 4,
+    }
     for name, first in LOSSES.items()
 ]
 # What a method of `convergence` is given, and how many gates its quick form has.
