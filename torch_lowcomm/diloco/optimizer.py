@@ -39,9 +39,9 @@ class DiLoCoX(OptimizerAround):
     The pseudo-gradient is the difference by which training has moved the parameters. Every `sync_every` inner steps it is
     compressed and averaged over the group while training goes on. The average is the gradient of an outer step of SGD with
     Nesterov momentum (DiLoCo, arXiv 2311.08105; overlapped and compressed: DiLoCoX, arXiv 2506.21263; in fragments:
-    Streaming DiLoCo, arXiv 2501.18512). The outer parameters are a float32 copy (in host memory, or by `outer_place` where
-    the parameters are) and end every outer step with the same bits on all ranks. The model's own parameters differ between
-    outer steps, and with a delay always: evaluate and save under `outer_parameters()`.
+    Streaming DiLoCo, arXiv 2501.18512). The outer parameters are a float32 copy in host memory and end every outer step with
+    the same bits on all ranks. The model's own parameters differ between outer steps, and with a delay always: evaluate and
+    save under `outer_parameters()`.
 
     Use a DiLoCoX in place of the optimizer: schedulers, clipping, gradient scalers and `state_dict` work on it.
 

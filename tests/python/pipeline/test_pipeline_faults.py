@@ -5,6 +5,8 @@ import stages_case as case
 import torch
 import torch.distributed as dist
 
+from torch_lowcomm.pipeline import boundary_module
+
 CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 
 
@@ -209,3 +211,18 @@ def _counted(r):
 
 def test_messages_are_counted_by_boundary_and_direction(pair):
     pair(_counted)
+
+
+class _Half(torch.nn.Linear):
+    """A module with a part of the interface."""
+
+    message_codec = "gauss4"
+
+
+def test_a_module_with_a_part_of_the_interface_is_refused():
+    plain, half = torch.nn.Linear(2, 2), _Half(2, 2)
+    assert boundary_module.boundary_module(plain).message_codec is None
+    with pytest.raises(
+        TypeError, match=r"_Half: expected all of lc\.pipeline\.BoundaryModule, got .* without message_finite"
+    ):
+        boundary_module.boundary_module(half)
