@@ -71,9 +71,8 @@ def codec(spec: str) -> Codec:
       bucket's step.
     * ``gain`` (``gauss``): a factor on decoded values, whose norm is smaller than the original's (1.13 restores it at 2 bits).
     * ``nonfinite=error`` (default): NaN, infinities and magnitudes of 2**126 and more (2**120 with a rotation) are an error.
-      ``saturate`` sends 0 for a NaN and the bucket's largest magnitude for the others. ``poison`` sends a bucket that
-      decodes to NaN. Casts and ``topk`` have this option too: a cast takes any finite element, saturates an infinity to the
-      largest number of the element's type, and poisons the one element only.
+      ``poison`` sends a bucket that decodes to NaN. Casts and ``topk`` have this option too: a cast takes any finite
+      element, and poisons the one element only.
 
     A bucket's step is (max - min) / (2**b - 1); for ``sym`` and ``mid`` it is the largest magnitude / 2**(b - 1). An
     element's error is at most half a step, or a whole step with ``qsgd``, ``dither`` and for the largest elements with

@@ -33,7 +33,7 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Te
   const bool exact = std::all_of(codecs.begin(), codecs.end(), travelsExact);
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
   if (std::any_of(codecs.begin(), codecs.end(), travelsExact)) because = "coalesced with a tensor that travels exact";
-  const StagingRequest staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
+  const StagingRequest staged{tensors, codecs, std::move(because)};
   buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, staged));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
@@ -169,8 +169,7 @@ WorkPtr issueLowRankAllReduce(GroupParts& parts, const Tensors& tensors, const c
   parts.group.expectLiving(kOp);
   auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts.issuer.queueOf(kOp, tensors[0]);
-  buffers->enter(
-      queue, parts.issuer.deviceCodecFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
+  buffers->enter(queue, parts.issuer.deviceCodecFor(kOp, queue, {tensors, {codec}, "compressed by lc.ddp"}));
   LowRankMessage message{wireType(tensors[0].scalar_type()), codec, projection, parts.draws.ofStep(step), {}};
   const std::vector<void*> elements = buffers->sourcesAndTargets(tensors, queue);
   for (size_t i = 0; i < tensors.size(); ++i)

@@ -65,7 +65,7 @@ WorkPtr exchangeParts(GroupParts& parts, c10d::OpType op, Tensors outputs, Tenso
   message.dtype = WireElements(inputs[0]).dtype;
   message.type_name = WireElements(inputs[0]).type_name;
   bool exact = true, coded = false;  // what is sent, and anything
-  StagingRequest staged{inputs, {}, /*keeps_own=*/true};
+  StagingRequest staged{inputs, {}};
   const std::string because = CodecChooser::reasonAgainst(inputs[0].scalar_type()).text;
   if (!because.empty() && parts.codecs.names(kOp)) parts.group.noteExact(kOp, because);  // once, not for each part
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {

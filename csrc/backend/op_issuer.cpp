@@ -55,7 +55,6 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
   if (!queue) return nullptr;
   std::string because;
   std::unique_ptr<CodecKernels> kernels;
-  const auto saturates = [](const CodecSpec& codec) { return codec.nonfinite == Nonfinite::saturate; };
   if (!group_.settings().encode_on_device) {
     because = "encode_on_device=False";
   } else if (group_.size == 1) {
@@ -65,8 +64,6 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
   } else if (!std::all_of(staged.tensors.begin(), staged.tensors.end(),
                           [&](const at::Tensor& tensor) { return dense(tensor, queue->device()); })) {
     because = "a tensor that is not contiguous on one device";
-  } else if (staged.keeps_own && std::any_of(staged.codecs.begin(), staged.codecs.end(), saturates)) {
-    because = "nonfinite=saturate";
   } else {
     kernels = codecKernels(*queue, because);
   }

@@ -18,7 +18,6 @@ namespace lowcomm {
 struct StagingRequest {
   Tensors tensors;                // inputs and outputs
   std::vector<CodecSpec> codecs;  // of all of them
-  bool keeps_own = false;         // whether something is not encoded that obeys the codec's nonfinite= all the same
   std::string because = {};       // another reason against it
 
   void add(const Layout& layout);  // its segments' codecs

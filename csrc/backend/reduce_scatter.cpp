@@ -40,7 +40,7 @@ WorkPtr scatterMany(GroupParts& parts, c10d::OpType op, Tensors outputs, std::ve
   if (!reducible && parts.codecs.names(kOp)) parts.group.noteExact(kOp, "reduce op");
   const Draws draws = parts.draws.ofStep(counter.step);
   Tensors flat;
-  StagingRequest staged{outputs, {}, /*keeps_own=*/true, reduction.premultiplied ? "PREMUL_SUM" : ""};
+  StagingRequest staged{outputs, {}, reduction.premultiplied ? "PREMUL_SUM" : ""};
   std::vector<std::vector<CodecSpec>> codecs;  // by tensor, then by slice
   bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -48,7 +48,6 @@ class CastCodec final : public FloatCodec {
   uint64_t granularity() const override { return kBlock; }
   size_t encodedBytes(uint64_t count, DType) const override { return up64(count * item_); }
   std::optional<size_t> headBytes(uint64_t, DType) const override { return 0; }
-  void repair(void* x, DType dtype, uint64_t count) const override { saturateEach(x, dtype, count); }
 
  private:
   // Whether elements of this type are the codes.
@@ -81,7 +80,7 @@ class CastCodec final : public FloatCodec {
   }
 
   std::vector<uint64_t> blankRefused(void* x, DType dtype, uint64_t count) const override {
-    return blankEach(x, dtype, count);
+    return blank(x, dtype, count, 1, finiteLimit(spec()));
   }
   void poison(std::span<std::byte> dst, uint64_t, uint64_t element) const override {
     const uint16_t nan = nanOf(type_);

@@ -104,13 +104,10 @@ class Codec {
   virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                          uint64_t count) const = 0;
 
-  // For elements that stay with their owner and are not encoded, so that they too obey the codec's
-  // nonfinite=. expectTaken throws the NonFiniteError that encode would, `of` ending its message; repair puts in place
-  // what nonfinite=saturate sends, where needsRepair. Nothing with codecs and policies that take every element.
+  // For elements that stay with their owner and are not encoded, so that they too obey the codec's nonfinite=: throws
+  // the NonFiniteError that encode would, `of` ending its message. Codecs that take every element throw nothing.
   virtual void expectTaken(const void*, DType, uint64_t /*first*/, uint64_t /*count*/,
                            const std::string& /*of*/) const {}
-  virtual bool needsRepair(const void*, DType, uint64_t /*count*/) const { return false; }
-  virtual void repair(void*, DType, uint64_t /*count*/) const {}
 
   // This codec with `table`'s levels, a copy of them. Without one a codec that needsTable throws ValueError from encode
   // and decode. Throws ValueError where the codec takes none, or one of another number of levels.

@@ -9,7 +9,6 @@
 #include "base/float_env.h"
 #include "codec/nonfinite.h"
 #include "codec/scalar_rules.h"
-#include "kernels/finite.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {
@@ -41,7 +40,7 @@ void FloatCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, 
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
   if (encodeTaken(dst, src, dtype, first, count, key)) return;
   expectTaken(src, dtype, first, count, "");
-  if (spec().nonfinite != Nonfinite::error && encodeRepaired(dst, src, dtype, first, count, key)) return;
+  if (spec().nonfinite == Nonfinite::poison && encodePoisoned(dst, src, dtype, first, count, key)) return;
   if (spec().delta != 0) {
     const bool channels = spec().axis == Axis::channel;
     const float span = static_cast<float>((1 << spec().bits) - 1) * spec().delta;
@@ -55,17 +54,12 @@ void FloatCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, 
 }
 
 // Rare, so it is a pass of its own over a copy, and the loops know nothing of it.
-bool FloatCodec::encodeRepaired(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+bool FloatCodec::encodePoisoned(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                                 const PhiloxKey& key) const {
   const size_t bytes = count * itemBytes(dtype);
   const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes);
   std::memcpy(copy.get(), src, bytes);
-  std::vector<uint64_t> poisoned;
-  if (spec().nonfinite == Nonfinite::saturate) {
-    repair(copy.get(), dtype, count);
-  } else {
-    poisoned = blankRefused(copy.get(), dtype, count);
-  }
+  const std::vector<uint64_t> poisoned = blankRefused(copy.get(), dtype, count);
   if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
   for (uint64_t number : poisoned)
     poison(dst, count, number);
@@ -92,10 +86,6 @@ void FloatCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> s
 void FloatCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count,
                              const std::string& of) const {
   if (spec().nonfinite == Nonfinite::error) expectFinite(spec(), src, dtype, first, count, of);
-}
-
-bool FloatCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
-  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0;
 }
 
 const float* FloatCodec::floats(const void* src, DType dtype, uint64_t count, std::unique_ptr<float[]>& memory) const {

@@ -28,7 +28,6 @@ class FloatCodec : public Codec {
   void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const final;
 
   void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
-  bool needsRepair(const void* src, DType dtype, uint64_t count) const final;
 
  protected:
   // `table` outlives the codec.
@@ -68,7 +67,7 @@ class FloatCodec : public Codec {
   const float* floats(const void* src, DType dtype, uint64_t count, std::unique_ptr<float[]>& memory) const;
 
  private:
-  bool encodeRepaired(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+  bool encodePoisoned(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const PhiloxKey& key) const;
 
   const KernelTable& table_;

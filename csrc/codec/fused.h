@@ -31,9 +31,9 @@ bool staysFinite(const CodecSpec& codec);
 // A failed call of encodeFeedback leaves the state as it was: it is written only when the last element has been
 // encoded, and is read a second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
 //
-// No state ever holds a NaN or an infinity that came with the elements: where the codec takes them (nonfinite=saturate,
-// poison), a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones. Nor one
-// that its own type makes: a number beyond the largest of a 16-bit type is held to it.
+// No state ever holds a NaN or an infinity that came with the elements: where the codec takes them (nonfinite=poison),
+// a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones. Nor one that its
+// own type makes: a number beyond the largest of a 16-bit type is held to it.
 //
 // A codec whose payload cannot be put together of pieces (Codec::headBytes) is used on all elements at once: the same
 // result, at the price of passes over memory. `none` is refused: it loses nothing, and there would be no state.

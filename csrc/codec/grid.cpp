@@ -168,10 +168,6 @@ bool GridCodec::encodeTaken(std::span<std::byte> dst, const void* src, DType dty
   });
 }
 
-void GridCodec::repair(void* x, DType dtype, uint64_t count) const {
-  saturate(x, dtype, count, bucketOf(count), finiteLimit(spec()));
-}
-
 std::vector<uint64_t> GridCodec::blankRefused(void* x, DType dtype, uint64_t count) const {
   return blank(x, dtype, count, bucketOf(count), finiteLimit(spec()));
 }

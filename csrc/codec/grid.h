@@ -91,7 +91,6 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
                   const Draws& draws) const override;
   std::shared_ptr<const Codec> with(const LevelTable& levels) const override;
   uint32_t stateVersion() const override { return version_; }
-  void repair(void* x, DType dtype, uint64_t count) const override;
 
   // None of buckets that no piece holds, bucket=tensor among them.
   std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,

@@ -20,24 +20,13 @@ namespace lowcomm {
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of = "");
 
-// nonfinite=saturate and nonfinite=poison: the functions below change x in place, from the start of a bucket on; it is
-// then encoded like any other. Elements of magnitude `limit` (finiteLimit) and more are refused.
-
-// NaN becomes 0; a value that is too large becomes the largest magnitude in its bucket that is not, with its own sign
-// (0 if the bucket has no such value).
-void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
-
-// Sets every element of a bucket with one that the codec does not take to 0. Returns those buckets' numbers, ascending.
+// nonfinite=poison: sets all elements of a bucket to 0, in place, where one of them has a magnitude of `limit`
+// (finiteLimit) or more. x starts with a bucket. Returns the numbers of these buckets, ascending. A codec without
+// buckets has buckets of 1.
 std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
 
-// saturate() for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
-void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
+// blank() for buckets that are the channels of a tensor [T, channels], with the limit of codecs that do not rotate.
 std::vector<uint64_t> blankChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
-
-// saturate() for codecs without buckets, which take any finite element: NaN becomes 0, an infinity the type's largest
-// finite number with its sign; blankEach sets them to 0 and returns their numbers, ascending.
-void saturateEach(void* x, DType dtype, uint64_t count);
-std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count);
 
 // Sets the codes of elements [from, from + count) to 0, in the blocks that hold them (FORMAT.md, "Payload").
 void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count);

@@ -38,8 +38,6 @@ class ChannelCodec final : public FloatCodec {
     return count == 0 ? 0 : up64(meta_) + gridWordBytes(spec().bits, count);
   }
 
-  void repair(void* x, DType dtype, uint64_t count) const override { saturateChannels(x, dtype, count, spec().bucket); }
-
  private:
   uint64_t channels() const { return spec().bucket; }
 

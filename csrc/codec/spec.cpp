@@ -27,7 +27,6 @@ std::string plainText(const CodecSpec& spec) {
     options += ",keep=" + shortest(spec.keep) + ",values=" + (values ? std::string(values->name) : "none");
     if (values && values->named()) options += std::to_string(spec.value_bits);
   }
-  if (spec.nonfinite == Nonfinite::saturate) options += ",nonfinite=saturate";
   if (spec.nonfinite == Nonfinite::poison) options += ",nonfinite=poison";
   if (!options.empty()) options[0] = ':';
   return std::string(family->name) + options;
@@ -57,7 +56,6 @@ std::string CodecSpec::str() const {
   if (rotate) text += ",rotate=1";
   if (gain != 1) text += ",gain=" + shortest(gain);
   if (unit != 0) text += ",unit=" + std::to_string(unit);
-  if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
   if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
   return text;
 }

@@ -73,9 +73,9 @@ constexpr bool isUnit(uint64_t unit) {
   return unit >= 1 && unit <= uint64_t{1} << 40;
 }
 
-// The three ways to treat NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
-// their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
-enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
+// The two ways to treat NaN, infinities and magnitudes of 2^126 and more: refuse the data, or send a bucket that
+// decodes to NaN. FORMAT.md, "What every grid codec refuses".
+enum class Nonfinite : uint8_t { error, poison };
 
 // A codec with its options, as users write it: `name<bits>:key=value,...`, for example "minmax8:bucket=1024".
 struct CodecSpec {

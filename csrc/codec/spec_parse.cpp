@@ -173,13 +173,10 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   } else if (key == "unit") {
     spec.unit = parseNumber(text, "unit", value, isUnit, kUnits);
   } else if (key == "nonfinite") {
-    if (value == "saturate") {
-      spec.nonfinite = Nonfinite::saturate;
-    } else if (value == "poison") {
-      spec.nonfinite = Nonfinite::poison;
-    } else if (value != "error") {
-      fail(text, "nonfinite: expected error, saturate or poison, got '" + std::string(value) + "'");
+    if (value != "error" && value != "poison") {
+      fail(text, "nonfinite: expected error or poison, got '" + std::string(value) + "'");
     }
+    spec.nonfinite = value == "poison" ? Nonfinite::poison : Nonfinite::error;
   } else if (contains(kLaterOptions, key)) {
     notYet(text, "the option " + std::string(key), kOptions);
   } else {

@@ -15,7 +15,6 @@
 #include "codec/float_codec.h"
 #include "codec/grid.h"
 #include "codec/nonfinite.h"
-#include "kernels/finite.h"
 #include "kernels/select/select.h"
 
 namespace lowcomm {
@@ -58,8 +57,6 @@ class TopkCodec final : public FloatCodec {
     const TopkParts parts = topkParts(spec(), count);
     return parts.values + values_.encodedBytes(parts.k, DType::float32);
   }
-
-  void repair(void* x, DType dtype, uint64_t count) const override;
 
  private:
   // The elements that are sent: their places as a bitmap, themselves in order.
@@ -125,26 +122,6 @@ class TopkCodec final : public FloatCodec {
 
   GridCodec values_;
 };
-
-void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
-  const TopkParts parts = topkParts(spec(), count);
-  const auto [bitmap, values] = largestOf(x, dtype, parts);
-  const float limit = finiteLimit(spec());
-  saturate(values.get(), DType::float32, parts.k, values_.spec().bucket, limit);
-  // Back to the places of what was refused; where that was not even among the values, peers have 0.
-  uint64_t at = 0, before = 0;  // values of elements before word at / 64
-  for (uint64_t e = 0; e < count; ++e) {
-    const int64_t next = firstNonFinite(static_cast<std::byte*>(x) + e * itemBytes(dtype), dtype, count - e, limit);
-    if (next < 0) return;
-    e += static_cast<uint64_t>(next);
-    for (; at + 64 <= e; at += 64)
-      before += static_cast<uint64_t>(std::popcount(bitmap[at / 64]));
-    const uint64_t bit = uint64_t{1} << e % 64;
-    const bool sent = (bitmap[at / 64] & bit) != 0;
-    setElement(x, dtype, e,
-               sent ? values[before + static_cast<uint64_t>(std::popcount(bitmap[at / 64] & (bit - 1)))] : 0);
-  }
-}
 
 TopkCodec::Selection TopkCodec::read(std::span<const std::byte> src, uint64_t count) const {
   const TopkParts parts = topkParts(spec(), count);

@@ -78,15 +78,6 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return bytes;
   }
 
-  void repair(void* x, DType dtype, uint64_t count) const override {
-    for (const Part& part : parts_) {
-      std::vector<float> values(count / spec().unit * part.size);
-      gather(values.data(), x, dtype, part, 0, values.size());
-      part.codec.repair(values.data(), DType::float32, values.size());
-      scatter(x, dtype, part, values.data(), 0, values.size());
-    }
-  }
-
   std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
                                                const Draws& draws) const override;
   std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,

@@ -60,7 +60,6 @@ class KeptPart {
     const size_t bytes = elements_ * itemBytes(message_.dtype);
     if (message_.device_codec) return message_.device_codec->kernels().copy(out, message_.inputs[rank_], bytes);
     std::memcpy(out, message_.inputs[rank_], bytes);
-    if (codec_->needsRepair(out, message_.dtype, elements_)) codec_->repair(out, message_.dtype, elements_);
   }
 
  private:

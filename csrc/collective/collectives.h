@@ -132,11 +132,9 @@ struct AllToAllMessage {
   std::vector<Layout> sent, got;  // by rank; Layout::single
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
-  // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
-  // to be repaired on a device.
-  DeviceCodec* device_codec = nullptr;
-  std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
+  Draws draws;                          // stream of the part for rank 0; that for rank r is r slots on
+  DeviceCodec* device_codec = nullptr;  // where inputs and outputs are; null: in host memory
+  std::string type_name = {};           // the caller's element type, which ranks compare; set it where dtype is opaque
 };
 
 // all_to_all by direct exchange, encoded or (codec none) exact. The part that a rank keeps is copied (and obeys the

@@ -329,22 +329,13 @@ DType Contributions::ownType(const Run& run) const {
 
 const void* Contributions::own(const Run& run) {
   const void* x = contribution(run, op_.rank());
-  const size_t bytes = run.count * itemBytes(ownType(run));
   float* residual = takeResidual(run, op_.rank());
-  if (residual) {
-    repaired_.resize(bytes);
-    reduceAssign(repaired_.data(), x, elements_.dtype, run.count);
-    reduceInto(repaired_.data(), residual, DType::float32, ReduceKind::sum, run.count);
-    std::fill_n(residual, run.count, 0.0f);
-    x = repaired_.data();
-  }
-  if (!run.codec->needsRepair(x, ownType(run), run.count)) return x;
-  if (!residual) {
-    const auto* from = static_cast<const std::byte*>(x);
-    repaired_.assign(from, from + bytes);
-  }
-  run.codec->repair(repaired_.data(), ownType(run), run.count);
-  return repaired_.data();
+  if (!residual) return x;
+  own_.resize(run.count);
+  reduceAssign(own_.data(), x, elements_.dtype, run.count);
+  reduceInto(own_.data(), residual, DType::float32, ReduceKind::sum, run.count);
+  std::fill_n(residual, run.count, 0.0f);
+  return own_.data();
 }
 
 FusedCodec& Contributions::fused(const Run& run) {

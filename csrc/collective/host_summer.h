@@ -34,9 +34,8 @@ class Contributions {
   // The payload of frame k for `peer`. A residual becomes what this encoding loses.
   void encode(size_t k, int peer, std::span<std::byte> payload);
 
-  // This rank's elements of its own slice, of ownType(): scaled or with their residual, which becomes 0, and as the
-  // others would see them where the codec saturates. A poisoned bucket's NaN and infinities reach the sum as they are.
-  // Valid until the next call.
+  // This rank's elements of its own slice, of ownType(): scaled or with their residual, which becomes 0. A poisoned
+  // bucket's NaN and infinities reach the sum as they are. Valid until the next call.
   const void* own(const Run& run);
   DType ownType(const Run& run) const;
 
@@ -60,7 +59,7 @@ class Contributions {
   OpContext& op_;
   const SumElements elements_;
   std::optional<FusedCodec> fused_;
-  std::vector<std::byte> repaired_;
+  std::vector<float> own_;                // own elements with their residual
   std::vector<float> residual_;           // of a run, where residuals are kept in codes
   std::vector<float> encoded_, decoded_;  // of the loss's sample
   OutgoingParts parts_;

@@ -31,7 +31,6 @@ void reduceAlone(const ScatterEntry& entry, const CodecSpec& spec, DType dtype, 
   const uint64_t n = entry.count;
   codec->expectTaken(entry.output, dtype, 0, n, "");
   if (reduction.premultiplied) scale(entry.output, entry.output, dtype, reduction.premultiply, n);
-  if (codec->needsRepair(entry.output, dtype, n)) codec->repair(entry.output, dtype, n);
   if (!entry.feedback()) return;
   std::vector<float> rounded(n), wide(entry.coded ? n : 0);
   float* residual = entry.coded ? wide.data() : entry.residual;

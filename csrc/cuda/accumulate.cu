@@ -8,7 +8,6 @@
 #include "base/narrow_float.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowcomm::cuda {

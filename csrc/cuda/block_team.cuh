@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/grid_args.cuh"
-#include "cuda/repair.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 
@@ -59,12 +58,8 @@ class BlockTeam {
     }
   }
 
-  // From now on `each` and `sum` see the mended elements.
-  __device__ void mend(const Repair& repair, bool blank) {
-    repair_ = repair;
-    mended_ = true;
-    blank_ = blank;
-  }
+  // From now on `each` and `sum` see zeros.
+  __device__ void blank() { blank_ = true; }
 
   // From now on `each` and `sum` see the rotated elements. Each pass rotates them again: they are not stored. `fill`:
   // fillLanes.
@@ -118,7 +113,7 @@ class BlockTeam {
   __device__ Tile load(uint64_t at) {
     const uint32_t n = elementsOf(at, grid_.count);
     Tile tile = loadTile(x_ + at, n, kRotated ? kZeros : bucket_, seat_);
-    if (mended_) repair_.mend(tile, blank_);
+    if (blank_) tile.each([](float& x) { x = 0; });
     if (kRotated && rotated_) {
       taken_ &= rotateTile(tile, grid_.limit, grid_.of_units, turnAt(grid_, at), seat_);
       if (fill_) fillLanes(tile, n, seat_);
@@ -131,8 +126,7 @@ class BlockTeam {
   uint64_t first_, end_;
   uint32_t bucket_;
   Seat seat_;
-  Repair repair_{grid_.limit};
-  bool mended_ = false, blank_ = false, rotated_ = false, fill_ = false, taken_ = true;
+  bool blank_ = false, rotated_ = false, fill_ = false, taken_ = true;
 };
 
 }  // namespace lowcomm::cuda

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/checks.cuh"
 #include "cuda/codebook.cuh"
 #include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
-#include "cuda/repair.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"

@@ -11,7 +11,6 @@
 #include "cuda/grid_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
-#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/warp_team.cuh"
 #include "kernels/finite.h"
@@ -59,24 +58,13 @@ __device__ inline Extremes extremesOf(Team& team) {
 // Bits of the largest |x|, as integers: NaN is the largest of all.
 template <class Team>
 __device__ inline uint32_t largestOf(Team& team) {
+  constexpr uint32_t kMagnitude = 0x7fffffffu;
   uint32_t largest = 0;
   const auto take = [&](uint32_t magnitude) { largest = magnitude > largest ? magnitude : largest; };
   team.each(
       [&](const Tile& tile, uint64_t, uint32_t) { tile.each([&](float x) { take(floatBits(x) & kMagnitude); }); });
   team.share([&] { return largest; }, take);
   return largest;
-}
-
-// Puts what can be sent in the place of what cannot. Returns whether the bucket is to decode to NaN.
-template <class Team>
-__device__ inline bool repair(Team& team, Nonfinite how, uint32_t limit) {
-  Repair found{limit};
-  team.each([&](const Tile& tile, uint64_t, uint32_t) { found.take(tile); });
-  team.share([&] { return found.all; }, [&](uint32_t all) { found.take(all, 0); });
-  team.share([&] { return found.taken; }, [&](uint32_t taken) { found.take(0, taken); });
-  if (!found.needed()) return false;
-  team.mend(found, how == Nonfinite::poison);
-  return how == Nonfinite::poison;
 }
 
 // A grid around 0. `taken` becomes false where the bucket has what it cannot send.
@@ -189,8 +177,10 @@ template <GridRule kRule, bool kRotated, class Team, class T, class Then>
 __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const float* tree, const Seat& seat,
                                   Then&& then) {
   const GridArgs<std::byte>& grid = args.grid;
-  bool taken = true, poisoned = false;
-  if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite, grid.limit);
+  bool taken = true;
+  // A bucket with elements that the codec does not take is encoded as zeros, and decodes to NaN.
+  const bool poisoned = grid.nonfinite == Nonfinite::poison && largestOf(team) >= grid.limit;
+  if (poisoned) team.blank();
   if constexpr (kRotated) team.rotate(/*fill=*/!kCentred<kRule>);
   BucketMeta sent;
   Scale scale;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/grid_args.cuh"
-#include "cuda/repair.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 
@@ -41,8 +40,9 @@ class WarpTeam {
     }
   }
 
-  __device__ void mend(const Repair& repair, bool blank) {
-    each([&](Tile& tile, uint64_t, uint32_t) { repair.mend(tile, blank); });
+  // Sets all elements to 0.
+  __device__ void blank() {
+    each([&](Tile& tile, uint64_t, uint32_t) { tile.each([](float& x) { x = 0; }); });
   }
 
   // Rotates the elements, after everything else that needs them as they are. `fill`: fillLanes.

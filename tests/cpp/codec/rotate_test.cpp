@@ -292,27 +292,6 @@ TEST_P(RotatedCodecs, NonFiniteIsRefusedWithItsPosition) {
   }
 }
 
-TEST_P(RotatedCodecs, SaturateReplacesBeforeTheRotation) {
-  for (const std::string& text : kTexts) {
-    if (text.find("65536") != std::string::npos) continue;
-    const GridCodec plain = codec(text),
-                    c = codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "nonfinite=saturate");
-    const size_t bucket = c.spec().bucket, n = bucket + 20;
-    for (size_t at : {size_t{0}, bucket - 1, n - 1}) {
-      for (float bad : {NAN, -INFINITY, 0x1p120f}) {
-        std::vector<float> x = normal(n, 2), repaired = x;
-        x[at] = bad;
-        const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
-        float largest = 0;
-        for (size_t i = from; i < to; ++i)
-          largest = i == at ? largest : std::max(largest, std::fabs(x[i]));
-        repaired[at] = std::isnan(bad) ? 0.0f : std::copysign(largest, bad);
-        ASSERT_EQ(encoded(c, x, {1, 2, 3}), encoded(plain, repaired, {1, 2, 3})) << text << " " << bad << " at " << at;
-      }
-    }
-  }
-}
-
 TEST_P(RotatedCodecs, PoisonSpoilsItsBucketAlone) {
   for (const std::string& text : kTexts) {
     if (text.find("65536") != std::string::npos) continue;

@@ -157,9 +157,6 @@ TEST_P(Topk, WhatIsNotFinite) {
       EXPECT_EQ(error.position, 4321u);
       EXPECT_EQ(error.codec, "topk:keep=0.01,values=sym8");
     }
-    const auto saturate = codec("topk:keep=0.01,nonfinite=saturate");
-    for (float y : decoded(*saturate, encoded(*saturate, x), x.size()))
-      ASSERT_TRUE(std::isfinite(y) && std::fabs(y) < 10);
     const auto poison = codec("topk:keep=0.01,nonfinite=poison");
     const std::vector<float> y = decoded(*poison, encoded(*poison, x), x.size());
     EXPECT_TRUE(std::isnan(y[4321]));
@@ -167,31 +164,6 @@ TEST_P(Topk, WhatIsNotFinite) {
 }
 
 // Every bit but those of the values' codes and scales is decided: changing it is an error, or a set of places as good.
-// Under saturate, an owner keeps of its own elements the values that it sends its peers.
-TEST_P(Topk, WhatAnOwnerKeepsIsWhatPeersAreSent) {
-  const auto topk = codec("topk:keep=0.1,values=minmax8,nonfinite=saturate");
-  std::vector<float> x = test::normal(30000, 5);
-  x[7] = 1e5f;  // a neighbour of none of these among the values
-  for (size_t at : {3000u, 12345u, 29999u})
-    x[at] = at % 2 ? INFINITY : -INFINITY;
-  std::vector<float> kept = x;
-  EXPECT_TRUE(topk->needsRepair(x.data(), DType::float32, x.size()));
-  topk->repair(kept.data(), DType::float32, kept.size());
-  EXPECT_FALSE(topk->needsRepair(kept.data(), DType::float32, kept.size()));
-  EXPECT_EQ(encoded(*topk, kept), encoded(*topk, x));
-  for (size_t e = 0; e < x.size(); ++e)
-    if (std::isfinite(x[e])) ASSERT_EQ(kept[e], x[e]) << e;
-
-  // With more of them than are sent, those that are not are 0 at peers, and here.
-  std::vector<float> all(100, INFINITY);
-  topk->repair(all.data(), DType::float32, all.size());
-  EXPECT_EQ(all, std::vector<float>(100, 0));
-  std::vector<float> some = test::normal(100, 6);
-  some[50] = NAN;
-  topk->repair(some.data(), DType::float32, some.size());
-  EXPECT_EQ(some[50], 0);
-}
-
 TEST_P(Topk, PayloadsThatAreNone) {
   for (const auto& [text, n] : {std::pair("topk:keep=0.3,values=sym4", 100), {"topk:keep=0.02,values=sym4", 400}}) {
     const auto c = codec(text);

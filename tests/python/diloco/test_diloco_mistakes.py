@@ -31,7 +31,6 @@ OPTIONS = [
     ({"codec": 4}, TypeError, ["codec: expected a codec's text", "got 4"]),
     ({"codec": "sym4:axis=channel"}, ValueError, ["codec: expected one of flat tensors", "axis=channel"]),
     ({"codec": "levels4"}, ValueError, ["codec: expected one of flat tensors without a level table", "levels4"]),
-    ({"codec": "sym4:nonfinite=saturate"}, ValueError, ["codec: expected one by which a NaN arrives", "saturate"]),
     ({"codec": None, "rank": 4}, ValueError, ["codec: expected one with rank", "got none"]),
     (
         {"codec": None, "error_feedback": True},
