@@ -49,7 +49,7 @@ def codec(spec: str) -> Codec:
       square.
     * ``levels<b>``: your own levels between each bucket's minimum and maximum, given as ``table=`` to each call.
     * ``fp16``, ``bf16``, ``fp8e4m3``: each element as the nearest number of that type; an element that is too large becomes
-      the type's largest number. ``bf16:round=stochastic``: one of the two neighbours, at random without bias.
+      the type's largest number.
     * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements with the largest magnitude, in the named codec, with
       their places; the others decode to 0.
     * ``logbyte``, ``log9``: sign and logarithm in 8 or 9 bits, for numbers whose order of magnitude matters. The relative
@@ -62,9 +62,8 @@ def codec(spec: str) -> Codec:
       bucket for the whole tensor (not with a rotation).
     * ``axis=channel`` in place of ``bucket``: a scale for each index in the last dimension, which may have 1 to 65,536
       indices (not with a rotation, not for ``levels``).
-    * ``delta`` (``qsgd``, ``lattice``): your own step. A bucket whose range is above (2**b - 1) * delta is an error.
     * ``range=l2`` (``sym``, ``mid``): up to twice the root mean square instead of the largest magnitude.
-    * ``meta=bf16`` (not for ``lattice``, not with ``delta``): a bucket's metadata in bfloat16. They take half the bytes, and
+    * ``meta=bf16`` (not for ``lattice``): a bucket's metadata in bfloat16. They take half the bytes, and
       the step is up to 1/128 larger, or more where all values are far from 0. ``gauss`` has it unless ``meta=fp32``.
     * ``rotate=1`` (bucket 512 or more; not for ``levels``; ``gauss`` always rotates): blocks of 512 elements are rotated
       before encoding and back after decoding. The elements of any tensor become nearly normal, so that outliers do not set a

@@ -33,7 +33,7 @@ inline std::vector<std::byte> elements(size_t count, DType dtype) {
 // Whether one of two neighbouring codes is drawn for each element.
 inline bool isStochastic(const CodecSpec& codec) {
   const GridFamily* family = gridFamily(codec.id);
-  return codec.stochastic || (family != nullptr && family->rounding == Rounding::stochastic);
+  return family != nullptr && family->rounding == Rounding::stochastic;
 }
 
 inline std::vector<std::byte> bytesOf(const std::vector<float>& x) {

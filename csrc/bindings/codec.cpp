@@ -41,8 +41,7 @@ Args:
     x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). ``none`` takes
         every real dtype, the others float32, float16 and bfloat16. With ``axis=channel`` its last dimension holds the
         channels, unless the codec's text has their number.
-    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither``, ``lattice`` and ``bf16:round=stochastic`` draw
-        any.
+    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither`` and ``lattice`` draw any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
     table: For ``levels<b>``, its 2**b levels: a 1-D float32 CPU tensor within 0...1, strictly increasing.
@@ -56,9 +55,9 @@ Returns:
 Raises:
     TypeError: The codec does not take the dtype, ``table`` is not 1-D float32, or ``out`` is not uint8.
     ValueError: An element is NaN, infinite or, except for casts, 2**126 or more in magnitude (2**120 where the codec rotates)
-        under ``nonfinite=error`` (the first one's position is named), a bucket's range is above what ``delta`` spans, the
-        tensor is not a dense CPU tensor, or ``table`` is missing, of another size, no table of levels, or of a codec
-        that takes none; or ``out`` is not what it must be.)";
+        under ``nonfinite=error`` (the first one's position is named), the tensor is not a dense CPU tensor, ``table`` is
+        missing, of another size, no table of levels, or of a codec that takes none, or ``out`` is not what it must
+        be.)";
 
 constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.
 

@@ -1,6 +1,5 @@
-// fp16, bf16, fp8e4m3 (FORMAT.md, "Casts"): every element by itself in a narrower floating type, to the nearest value,
-// or with bf16:round=stochastic to one of the two neighbours at random without bias. Elements that have the type
-// already travel as they are.
+// fp16, bf16, fp8e4m3 (FORMAT.md, "Casts"): every element by itself in a narrower floating type, to the nearest value.
+// Elements that have the type already travel as they are.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -53,29 +52,28 @@ class CastCodec final : public FloatCodec {
   // Whether elements of this type are the codes.
   bool same(DType dtype) const { return dtype == type_; }
 
-  bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                   const PhiloxKey& key) const override {
+  bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t, uint64_t count,
+                   const PhiloxKey&) const override {
     std::memset(dst.data() + count * item_, 0, dst.size() - count * item_);
     if (same(dtype)) {
       return casts().copy(reinterpret_cast<Code16*>(dst.data()), static_cast<const Code16*>(src), count,
                           infinityOf(type_));
     }
     FloatEnv env;
-    if (dtype == DType::float32) return narrow(dst.data(), static_cast<const float*>(src), count, first / kBlock, key);
+    if (dtype == DType::float32) return narrow(dst.data(), static_cast<const float*>(src), count);
     alignas(64) float piece[kPiece];
     for (uint64_t at = 0; at < count; at += kPiece) {
       const uint64_t n = std::min(kPiece, count - at);
       widening(dtype)(piece, static_cast<const uint16_t*>(src) + at, n);
-      if (!narrow(dst.data() + at * item_, piece, n, (first + at) / kBlock, key)) return false;
+      if (!narrow(dst.data() + at * item_, piece, n)) return false;
     }
     return true;
   }
 
-  bool narrow(std::byte* dst, const float* x, uint64_t count, uint64_t block, const PhiloxKey& key) const {
+  bool narrow(std::byte* dst, const float* x, uint64_t count) const {
     auto* codes = reinterpret_cast<Code16*>(dst);
     if (type_ == DType::opaque) return casts().to_float8(reinterpret_cast<uint8_t*>(dst), x, count);
     if (type_ == DType::float16) return casts().to_float16(codes, x, count);
-    if (spec().stochastic) return casts().to_bfloat16_by_draw(codes, x, count, block, key);
     return casts().to_bfloat16(codes, x, count);
   }
 

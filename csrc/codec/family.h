@@ -58,7 +58,6 @@ struct GridFamily {
   std::string_view name;  // without the bits
   uint8_t least_bits, most_bits;
   Rounding rounding;
-  bool delta;    // takes the option delta
   bool centred;  // a grid around 0: a step is sent, no base
   bool l2;       // takes the option range=l2
   Rotation rotation = Rotation::option;
@@ -77,16 +76,16 @@ struct GridFamily {
 };
 
 inline constexpr GridFamily kGridFamilies[] = {
-    {CodecId::minmax, "minmax", 1, 8, Rounding::nearest, false, false, false},
-    {CodecId::qsgd, "qsgd", 1, 8, Rounding::stochastic, true, false, false},
-    {CodecId::dither, "dither", 1, 8, Rounding::dithered, false, false, false},
-    {CodecId::lattice, "lattice", 1, 8, Rounding::dithered, true, false, false},
-    {CodecId::sym, "sym", 2, 8, Rounding::nearest, false, true, true},
-    {CodecId::mid, "mid", 1, 8, Rounding::nearest, false, true, true},
-    {CodecId::sign1, "sign", 1, 1, Rounding::nearest, false, true, false},
-    {CodecId::tern, "tern", 2, 2, Rounding::nearest, false, true, false},
-    {CodecId::levels, "levels", 1, 8, Rounding::nearest, false, false, false, Rotation::never, true},
-    {CodecId::gauss, "gauss", 1, 8, Rounding::nearest, false, true, false, Rotation::always, true, 512, Meta::bf16},
+    {CodecId::minmax, "minmax", 1, 8, Rounding::nearest, false, false},
+    {CodecId::qsgd, "qsgd", 1, 8, Rounding::stochastic, false, false},
+    {CodecId::dither, "dither", 1, 8, Rounding::dithered, false, false},
+    {CodecId::lattice, "lattice", 1, 8, Rounding::dithered, false, false},
+    {CodecId::sym, "sym", 2, 8, Rounding::nearest, true, true},
+    {CodecId::mid, "mid", 1, 8, Rounding::nearest, true, true},
+    {CodecId::sign1, "sign", 1, 1, Rounding::nearest, true, false},
+    {CodecId::tern, "tern", 2, 2, Rounding::nearest, true, false},
+    {CodecId::levels, "levels", 1, 8, Rounding::nearest, false, false, Rotation::never, true},
+    {CodecId::gauss, "gauss", 1, 8, Rounding::nearest, true, false, Rotation::always, true, 512, Meta::bf16},
 };
 
 // Null for a number that is no grid codec's.
@@ -112,14 +111,12 @@ constexpr bool isGrid(CodecId id) {
 struct PlainFamily {
   CodecId id;
   std::string_view name;
-  bool stochastic;  // takes the option round=stochastic
-  bool nonfinite;   // takes the option nonfinite; else every element has a code
+  bool nonfinite;  // takes the option nonfinite; else every element has a code
 };
 
 inline constexpr PlainFamily kPlainFamilies[] = {
-    {CodecId::fp16, "fp16", false, true},        {CodecId::bf16, "bf16", true, true},
-    {CodecId::fp8e4m3, "fp8e4m3", false, true},  {CodecId::topk, "topk", false, true},
-    {CodecId::logbyte, "logbyte", false, false}, {CodecId::log9, "log9", false, false},
+    {CodecId::fp16, "fp16", true}, {CodecId::bf16, "bf16", true},        {CodecId::fp8e4m3, "fp8e4m3", true},
+    {CodecId::topk, "topk", true}, {CodecId::logbyte, "logbyte", false}, {CodecId::log9, "log9", false},
 };
 
 // Returns null for a number outside of these families.

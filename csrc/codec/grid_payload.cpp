@@ -28,7 +28,6 @@ GridForm gridForm(const CodecSpec& spec) {
   form.bucket = spec.bucket;
   form.bf16 = spec.meta == Meta::bf16;
   form.shifted = spec.id == CodecId::lattice;
-  form.delta = spec.delta;
   form.rms = spec.range == Range::l2;
   const float half = static_cast<float>(1 << (spec.bits - 1));  // H
   switch (spec.id) {

@@ -21,7 +21,6 @@ std::string plainText(const CodecSpec& spec) {
   const PlainFamily* family = plainFamily(spec.id);
   if (family == nullptr) return "layout";
   std::string options;
-  if (spec.stochastic) options += ",round=stochastic";
   if (spec.id == CodecId::topk) {
     const GridFamily* values = gridFamily(spec.values);
     options += ",keep=" + shortest(spec.keep) + ",values=" + (values ? std::string(values->name) : "none");
@@ -52,7 +51,6 @@ std::string CodecSpec::str() const {
   }
   if (meta != family->default_meta) text += meta == Meta::bf16 ? ",meta=bf16" : ",meta=fp32";
   if (range == Range::l2) text += ",range=l2";
-  if (delta != 0) text += ",delta=" + shortest(delta);
   if (rotate) text += ",rotate=1";
   if (gain != 1) text += ",gain=" + shortest(gain);
   if (unit != 0) text += ",unit=" + std::to_string(unit);
@@ -75,7 +73,7 @@ float finiteLimit(const CodecSpec& spec) {
 
 uint8_t frameFlags(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
-  if (family == nullptr) return static_cast<uint8_t>(spec.stochastic ? Rounding::stochastic : Rounding::nearest);
+  if (family == nullptr) return 0;
   return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
                               (spec.meta == Meta::bf16 ? kBf16Flag : 0) |
                               (spec.axis == Axis::channel ? kChannelFlag : 0) | (isRotated(spec) ? kRotatedFlag : 0) |
@@ -139,7 +137,6 @@ std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily&
   const std::string name(family.name);
   if (spec.bits != 0) return "bits: expected 0 with " + name + ", got " + std::to_string(spec.bits);
   if (spec.bucket != 0) return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
-  if (spec.stochastic && !family.stochastic) return "round: expected nearest with " + name + ", got stochastic";
   if (spec.nonfinite != Nonfinite::error && !family.nonfinite)
     return "nonfinite: expected none with " + name + ", got one";
   if (spec.id != CodecId::topk) return std::nullopt;
@@ -180,15 +177,10 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
   if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
-  if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
-  if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
   if (spec.unit != 0 && (tiesAll(spec) || needsTable(spec))) {
     return std::string("unit: expected none with ") + (needsTable(spec) ? "levels" : tiesAll(spec)) + ", got " +
            std::to_string(spec.unit);
-  }
-  if (spec.delta != 0 && !isDelta(spec.delta)) {
-    return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
   }
   return std::nullopt;
 }
@@ -202,7 +194,7 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   // So do levels that follow the elements' distribution, and elements that a rotation has mixed.
   if (family->book || isRotated(spec)) return std::nullopt;
   // The size of a channel is unknown until there is a tensor.
-  if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
+  if (spec.bits > kCoarse || spec.axis == Axis::channel) return std::nullopt;
   const bool whole = spec.bucket == kTensorBucket;
   if (spec.bucket < kLarge && !whole) return std::nullopt;
   // Errors of these families with buckets of 1024, from benchmarks/results/codec_errors.md.

@@ -27,9 +27,6 @@ constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
       static_cast<uint8_t>(family.rounding) | (family.rotation == Rotation::always ? kRotatedFlag : 0);
   return (flags & ~optional) == always && ((flags & kChannelFlag) == 0 || (flags & (kRotatedFlag | kUnitFlag)) == 0);
 }
-constexpr bool isPlainFlags(const PlainFamily& family, uint8_t flags) {
-  return flags == 0 || (family.stochastic && flags == static_cast<uint8_t>(Rounding::stochastic));
-}
 constexpr const char* gridBuckets(bool rotated) {
   return rotated ? "a power of two in 512...65536" : "a power of two in 64...65536";
 }
@@ -45,12 +42,6 @@ constexpr bool isGridChannels(uint32_t channels) {
 }
 
 // Numbers that a codec's options may have: the parser and misfit() use these functions.
-
-// A grid of any bits with such a step stays within what fp32 can add up, and its inverse is not infinite.
-inline constexpr const char* kDeltas = "a step of 1e-30...1e30";
-inline bool isDelta(float delta) {
-  return delta >= 1e-30f && delta <= 1e30f;
-}
 
 inline constexpr const char* kKeeps = "a share above 0 and at most 1";
 inline bool isKeep(double keep) {
@@ -84,14 +75,12 @@ struct CodecSpec {
   // Elements sharing one scale: isGridBucket for grid codecs, 0 for others. With axis=channel the number of channels C,
   // or 0 where that is still to be taken from a tensor's last dimension (withChannels).
   uint32_t bucket = 0;
-  float delta = 0;  // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
   Range range = Range::absmax;
   Meta meta = Meta::fp32;
   Nonfinite nonfinite = Nonfinite::error;
   Axis axis = Axis::flat;
   bool rotate = false;             // the option; gauss is rotated without it (isRotated)
   float gain = 1;                  // gauss: decoded values are multiplied by it
-  bool stochastic = false;         // bf16: round=stochastic
   double keep = 0;                 // topk: the share of elements that is sent, above 0 and at most 1
   CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with its default options
   uint8_t value_bits = 0;          // its bits

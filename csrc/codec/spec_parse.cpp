@@ -20,10 +20,9 @@ constexpr std::string_view kDefaultValues = "sym8";
 // a missing feature does not look like a typing error.
 constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterOptions[] = {"ratio"};
-constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "delta",    "rotate",
-                                                "gain",   "unit", "round", "keep", "values", "nonfinite"};
-constexpr const char* kOptions =
-    "bucket, axis, C, meta, range, delta, rotate, gain, unit, round, keep, values, nonfinite";
+constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",    "meta",   "range",    "rotate",
+                                                "gain",   "unit", "keep", "values", "nonfinite"};
+constexpr const char* kOptions = "bucket, axis, C, meta, range, rotate, gain, unit, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -129,9 +128,8 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
   const PlainFamily* plain = plainFamily(spec.id);
   const bool of_topk = key == "keep" || key == "values";
-  const bool fits = plain ? (key == "round" && plain->stochastic) || (key == "nonfinite" && plain->nonfinite) ||
-                                (of_topk && spec.id == CodecId::topk)
-                          : key != "round" && !of_topk;
+  const bool fits =
+      plain ? (key == "nonfinite" && plain->nonfinite) || (of_topk && spec.id == CodecId::topk) : !of_topk;
   if (!fits && contains(kPresentOptions, key)) {
     fail(text, std::string(key) + ": expected it with another codec, got it with '" +
                    std::string(text.substr(0, text.find(':'))) + "'");
@@ -146,11 +144,6 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
     if (!isGridChannels(spec.bucket)) {
       fail(text, std::string("C: expected ") + kGridChannels + ", got '" + std::string(value) + "'");
     }
-  } else if (key == "round") {
-    if (value != "nearest" && value != "stochastic") {
-      fail(text, "round: expected nearest or stochastic, got '" + std::string(value) + "'");
-    }
-    spec.stochastic = value == "stochastic";
   } else if (key == "keep") {
     spec.keep = parseNumber(text, "keep", value, isKeep, kKeeps);
   } else if (key == "values") {
@@ -163,8 +156,6 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
       fail(text, "range: expected absmax or l2, got '" + std::string(value) + "'");
     }
     spec.range = value == "l2" ? Range::l2 : Range::absmax;
-  } else if (key == "delta") {
-    spec.delta = parseNumber(text, "delta", value, isDelta, kDeltas);
   } else if (key == "rotate") {
     if (value != "0" && value != "1") fail(text, "rotate: expected 0 or 1, got '" + std::string(value) + "'");
     spec.rotate = value == "1";

@@ -196,7 +196,6 @@ void StagedCheck::finish(size_t k) {
   const FrameInFlight begun = std::move(begun_.front());
   begun_.pop_front();
   if (!begun.slot || !device_codec_.refused(*begun.slot)) return;
-  // Also told of a range beyond delta, which only what is encoded may not have: the codec knows.
   for (const Run* run : begun.runs) {
     const size_t item = itemBytes(plan_.dtype);
     const auto x = device_codec_.toHost(data_ + run->at * item, run->count * item);

@@ -45,9 +45,8 @@ struct GridRun {
 // CUDA, at a later call. Thread-safe: no state. Capturable in a CUDA graph: only kernels are enqueued, one a call.
 
 // Payload of the elements x. `block` is the number in the whole tensor of the run's first block of 512. Refuses, the
-// payload being then without meaning, a bucket whose range is above what `delta` spans and, under nonfinite=error, a
-// NaN, an infinity, a magnitude of finiteLimit(codec) and more; under nonfinite=poison these are sent as GridCodec
-// does.
+// payload being then without meaning, under nonfinite=error a NaN, an infinity, a magnitude of finiteLimit(codec) and
+// more; under nonfinite=poison these are sent as GridCodec does.
 void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
                 const PhiloxKey& key, uint32_t* refused);
 

@@ -100,7 +100,7 @@ __device__ inline Scale affineBucket(Team& team, BucketMeta& sent, bool& taken, 
   const Extremes range = extremesOf(team);
   const float steps = kRule == GridRule::levels ? 1 : static_cast<float>(top);
   const AffineScale scale = affineScale(range.low, range.high, steps, grid.form);
-  taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit && scale.fits;
+  taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit;
   sent = {scale.base, scale.step};
   float magic = kRule == GridRule::stochastic ? kStochasticMagic : kNearestMagic;
   if (kRule == GridRule::dithered) {

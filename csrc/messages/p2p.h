@@ -70,10 +70,10 @@ class AnyRecv {
 //
 // A message holds its encoded size in memory on each side, in frames that are at least an error frame's size.
 //
-// A message that cannot be encoded to its end (a NaN under nonfinite=error, a range beyond delta) is one that arrives
-// as such: error frames take the place of what is left, its receiver gets the reason, its sender the ValueError when it
-// finishes, and both go on, as in a collective. Looking at all elements before anything is sent would keep the link
-// idle for as long as encoding them does: both are bound by reading them.
+// A message that cannot be encoded to its end (a NaN under nonfinite=error) is one that arrives as such: error frames
+// take the place of what is left, its receiver gets the reason, its sender the ValueError when it finishes, and both go
+// on, as in a collective. Looking at all elements before anything is sent would keep the link idle for as long as
+// encoding them does: both are bound by reading them.
 //
 // Thread-safe; one message is posted once, and finished by one thread. The group keeps it until a message of its
 // flow and direction is through that is not older: a holder who drops it leaves it to the transport.

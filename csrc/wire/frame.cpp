@@ -33,8 +33,7 @@ void checkFields(const FrameHeader& h) {
   if (h.version != kWireVersion) fail<Error>("version", text(kWireVersion), text(h.version));
   if (h.kind > FrameKind::hello) fail<Error>("kind", "0...3", text(static_cast<uint8_t>(h.kind)));
   const GridFamily* grid = gridFamily(h.codec);
-  const PlainFamily* plain = plainFamily(h.codec);
-  if (!grid && !plain && h.codec != CodecId::none && h.codec != CodecId::layout) {
+  if (!grid && !plainFamily(h.codec) && h.codec != CodecId::none && h.codec != CodecId::layout) {
     fail<Error>("codec", "a number of this version's codecs (" + codecNames() + ")",
                 text(static_cast<uint8_t>(h.codec)));
   }
@@ -42,9 +41,8 @@ void checkFields(const FrameHeader& h) {
     fail<Error>("bits", grid ? gridBits(*grid) : "0 for this codec", text(h.bits));
   }
   // Flags that no codec has belong to later versions.
-  if (grid ? !isGridFlags(*grid, h.flags) : plain ? !isPlainFlags(*plain, h.flags) : h.flags != 0) {
+  if (grid ? !isGridFlags(*grid, h.flags) : h.flags != 0) {
     std::string optional;
-    if (plain && plain->stochastic) optional += " or " + text(static_cast<uint8_t>(Rounding::stochastic));
     if (grid && grid->channels()) optional += " or " + text(kChannelFlag) + " more";
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";

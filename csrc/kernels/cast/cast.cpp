@@ -52,19 +52,6 @@ bool toFloat8(uint8_t* y, const float* x, size_t count) {
   return narrowAll<floatToFloat8>(y, x, count, kFloat8Largest);
 }
 
-bool toBfloat16ByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
-  bool finite = true;
-  PhiloxWords draws[16] = {};
-  for (size_t i = 0; i < count; ++i) {
-    const size_t lane = i % 16, row = i % 512 / 16, j = row % 8;
-    if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
-    const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
-    finite &= !isSpecial(x[i]);
-    put(y[i], bfloat16ByDraw(heldTo(x[i], kBfloat16Largest), draw));
-  }
-  return finite;
-}
-
 template <auto kConvert, bool kAdd, typename Code>
 bool widenAll(float* y, const Code* x, size_t count) {
   bool finite = true;
@@ -105,7 +92,6 @@ void floatsToBrains(uint16_t* y, const float* x, size_t count) {
 constexpr CastKernels kCasts = {toFloat16,
                                 toBfloat16,
                                 toFloat8,
-                                toBfloat16ByDraw,
                                 widenAll<float16ToFloat, false>,
                                 widenAll<bfloat16ToFloat, false>,
                                 widenAll<float8ToFloat, false>,

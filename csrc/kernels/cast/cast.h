@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/philox.h"
-
 namespace lowcomm {
 
 // A 16-bit code at any address, odd ones too, which no uint16_t may have: payloads are aligned to nothing.
@@ -15,8 +13,7 @@ struct Code16 {
 // The loops of the casts (FORMAT.md, "Casts"). Every form of them gives the same bytes; called under FloatEnv.
 //
 // to_*: y[i] = x[i] to the nearest value of the narrower type, ties to even; magnitudes above the type's largest finite
-// one become that. bfloat16_by_draw rounds up or down at random; `block` is the number of x's first block of 512
-// elements in the whole tensor. False when an element is NaN or infinite: y is then without meaning.
+// one become that. False when an element is NaN or infinite: y is then without meaning.
 //
 // from_*, add_*: y[i] = x[i], y[i] += x[i]. False when an element is NaN or infinite.
 //
@@ -25,7 +22,6 @@ struct CastKernels {
   bool (*to_float16)(Code16* y, const float* x, size_t count);
   bool (*to_bfloat16)(Code16* y, const float* x, size_t count);
   bool (*to_float8)(uint8_t* y, const float* x, size_t count);
-  bool (*to_bfloat16_by_draw)(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key);
 
   bool (*from_float16)(float* y, const Code16* x, size_t count);
   bool (*from_bfloat16)(float* y, const Code16* x, size_t count);

@@ -32,9 +32,4 @@ LOWCOMM_RULE float heldState(float x, float largest) {
   return x > largest ? largest : x;
 }
 
-// One of the two bfloat16 numbers round x, |x| <= kBfloat16Largest, by 16 random bits.
-LOWCOMM_RULE uint16_t bfloat16ByDraw(float x, uint32_t draw) {
-  return static_cast<uint16_t>((floatBits(x) + draw) >> 16);
-}
-
 }  // namespace lowcomm

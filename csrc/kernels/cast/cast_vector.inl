@@ -7,8 +7,6 @@
 #include "kernels/isa/table.h"
 //
 #include "kernels/isa/lanes.inl"
-//
-#include "kernels/isa/philox_vector.inl"
 
 namespace lowcomm {
 namespace {
@@ -132,44 +130,6 @@ bool widen(float* y, const typename Type::Code* x, size_t count) {
   return seen.finite();
 }
 
-// One block of 512 elements: a call serves 8 rows of a lane, 16 bits each.
-LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const PhiloxKey& key, LargestMagnitude& seen) {
-  const PhiloxConstants constants = philoxConstants(block * 64, key);
-  for (size_t quarter = 0; quarter < 4; ++quarter) {
-    for (size_t lane = 0; lane < 16; lane += kLanes) {
-      Words draws[4];
-      philoxOfBlock(draws, constants, (block * 4 + quarter) * 16 + lane);
-#pragma GCC unroll 8
-      for (size_t j = 0; j < 8; ++j) {
-        const size_t at = (quarter * 8 + j) * 16 + lane;
-        const Floats v = load(x + at);
-        seen.see(v);
-        const Words draw = j % 2 ? draws[j / 2] >> 16 : draws[j / 2] & 0xffffu;
-        storeHalves(y + at, ((Words)held(v, Brain::kLargest) + draw) >> 16);
-      }
-    }
-  }
-}
-
-bool narrowByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
-  constexpr size_t kBlock = 512;
-  LargestMagnitude seen;
-  size_t at = 0;
-  for (; at + kBlock <= count; at += kBlock, ++block) {
-    for (size_t i = 0; i < kBlock; i += 16)
-      __builtin_prefetch(reinterpret_cast<const char*>(x + at + i) + kAhead);
-    drawBlock(y + at, x + at, block, key, seen);
-  }
-  if (at < count) {
-    float from[kBlock] = {};
-    Code16 to[kBlock];
-    __builtin_memcpy(from, x + at, (count - at) * sizeof(float));
-    drawBlock(to, from, block, key, seen);
-    __builtin_memcpy(y + at, to, (count - at) * sizeof(Code16));
-  }
-  return seen.finite();
-}
-
 typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef Shorts ShortsInMemory __attribute__((aligned(1), may_alias));
 
@@ -199,29 +159,21 @@ bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
 }  // namespace lowcomm
 
 // The loops that a table points to (kernels/isa/table.h).
-#define LOWCOMM_CAST_FORM(form)                                    \
-  namespace lowcomm::form {                                        \
-  void halvesToFloats(float* y, const uint16_t* x, size_t count) { \
-    expand<Half>(y, x, count);                                     \
-  }                                                                \
-  void floatsToHalves(uint16_t* y, const float* x, size_t count) { \
-    convert<Half>(y, x, count);                                    \
-  }                                                                \
-  void brainsToFloats(float* y, const uint16_t* x, size_t count) { \
-    expand<Brain>(y, x, count);                                    \
-  }                                                                \
-  void floatsToBrains(uint16_t* y, const float* x, size_t count) { \
-    convert<Brain>(y, x, count);                                   \
-  }                                                                \
-  constexpr CastKernels kCasts = {narrow<Half>,                    \
-                                  narrow<Brain>,                   \
-                                  narrow<Eight>,                   \
-                                  narrowByDraw,                    \
-                                  widen<Half, false>,              \
-                                  widen<Brain, false>,             \
-                                  widen<Eight, false>,             \
-                                  widen<Half, true>,               \
-                                  widen<Brain, true>,              \
-                                  widen<Eight, true>,              \
-                                  copy};                           \
+#define LOWCOMM_CAST_FORM(form)                                                                            \
+  namespace lowcomm::form {                                                                                \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count) {                                         \
+    expand<Half>(y, x, count);                                                                             \
+  }                                                                                                        \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count) {                                         \
+    convert<Half>(y, x, count);                                                                            \
+  }                                                                                                        \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count) {                                         \
+    expand<Brain>(y, x, count);                                                                            \
+  }                                                                                                        \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count) {                                         \
+    convert<Brain>(y, x, count);                                                                           \
+  }                                                                                                        \
+  constexpr CastKernels kCasts = {                                                                         \
+      narrow<Half>,        narrow<Brain>,     narrow<Eight>,      widen<Half, false>, widen<Brain, false>, \
+      widen<Eight, false>, widen<Half, true>, widen<Brain, true>, widen<Eight, true>, copy};               \
   }

@@ -134,7 +134,6 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
         const Range range = rangeOf(x + e, std::min<size_t>(form.bucket, count - e));
         taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit;
         scale = affineScale(range.low, range.high, kRule == GridRule::levels ? 1 : static_cast<float>(kTop), form);
-        taken &= scale.fits;
         float base = scale.base;
         if (kRule == GridRule::dithered) {
           const float dither = drawBucket(first_bucket + bucket, key);

@@ -101,7 +101,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
         range(source + from, n - from < bucket ? n - from : bucket, &scales.low[i], &scales.high[i]);
         within &= scales.low[i] > -kFiniteLimit && scales.high[i] < kFiniteLimit;
       }
-      within &= makeScales(scales, buckets, kLevels, form);
+      makeScales(scales, buckets, kLevels, form);
       if (kDithered) {
         float bases[kMaxBuckets];
         ditherScales(scales, bases, dithers, buckets, number, form, key);

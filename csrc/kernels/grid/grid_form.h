@@ -27,7 +27,6 @@ struct GridForm {
   uint32_t bucket = 0;  // elements sharing one scale, a power of two from 64 on
   bool bf16 = false;  // metadata are bfloat16: rounded so that no element falls off the grid, and encoded with as sent
   bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
-  float delta = 0;       // the step itself where it is not 0; a bucket whose range is above K·delta is refused
 
   // Memory that will be read once the elements are encoded: 4 bytes an element from here on are fetched in
   // passing, without access to them. Null: what lies 8 KiB after the elements themselves.

@@ -87,19 +87,7 @@ struct Scales {
   float magic[kMaxBuckets] = {};  // what turns a quotient into fixed point, where every bucket has its own
 };
 
-// Returns whether every bucket's range is within what form.delta spans.
-LOWCOMM_ONCE bool makeScales(Scales& scales, size_t buckets, float levels, const GridForm& form) {
-  bool fit = true;
-  if (form.delta != 0) {
-    for (size_t i = 0; i < buckets; ++i) {
-      const AffineScale scale = affineScale(scales.low[i], scales.high[i], levels, form);
-      scales.base[i] = scale.base;
-      scales.step[i] = scale.step;
-      scales.inverse[i] = scale.inverse;
-      fit &= scale.fits;
-    }
-    return fit;
-  }
+LOWCOMM_ONCE void makeScales(Scales& scales, size_t buckets, float levels, const GridForm& form) {
   for (size_t i = 0; i < buckets; i += kLanes) {
     const Floats low = load(scales.low + i) + 0.0f;
     const Floats high = load(scales.high + i) + 0.0f;
@@ -117,7 +105,6 @@ LOWCOMM_ONCE bool makeScales(Scales& scales, size_t buckets, float levels, const
     store(scales.step + i, step);
     store(scales.inverse + i, inverse <= 0x1.fffffep127f ? inverse : Floats{});
   }
-  return fit;
 }
 
 // Base (`bases`: as sent) and step of each bucket.

@@ -53,7 +53,6 @@ LOWCOMM_RULE float scaleAt(const std::byte* meta, size_t number, bool bf16) {
 
 struct AffineScale {
   float base, step, inverse;
-  bool fits;  // false where the range is above what `delta` spans
 };
 
 // `levels` is K = 2^b - 1; low and high are below kFiniteLimit in magnitude.
@@ -61,15 +60,12 @@ LOWCOMM_RULE AffineScale affineScale(float low, float high, float levels, const 
   // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
   low += 0.0f;
   high += 0.0f;
-  const float range = high - low;
-  if (form.delta != 0) {
-    return {low, form.delta, finiteOrZero(1.0f / form.delta), range <= levels * form.delta};
-  }
   if (form.bf16) {
     const float base = bf16Below(low), step = bf16Above((high - base) / levels);
-    return {base, step, finiteOrZero(1.0f / step), true};
+    return {base, step, finiteOrZero(1.0f / step)};
   }
-  return {low, range / levels, finiteOrZero(levels / range), true};
+  const float range = high - low;
+  return {low, range / levels, finiteOrZero(levels / range)};
 }
 
 struct CentredScale {

@@ -23,8 +23,7 @@ struct LowRankKernels;  // kernels/low_rank/low_rank.h
 // each, or bfloat16 numbers where form.bf16; centred and sign: the step alone) and the codes of count elements to words
 // (planar, FORMAT.md "Payload"), both from the start of a bucket and of a block; `block` is the number of that block in
 // the whole tensor. Returns false when an element is not finite or is kFiniteLimit or more in magnitude
-// (kernels/finite.h says where), or a bucket's range is more than form.delta spans: meta and words are then without
-// meaning.
+// (kernels/finite.h says where): meta and words are then without meaning.
 //
 // decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
 // decode_centred[b - 1][add]: the same for what centred and sign wrote, y[i] = (code - form.centre) * step.

@@ -235,7 +235,6 @@ bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words,
   for (size_t c = 0; c < channels; ++c) {
     if (!(low[c] > -kFiniteLimit && high[c] < kFiniteLimit)) return false;
     const AffineScale scale = affineScale(low[c], high[c], levels, form);
-    if (!scale.fits) return false;
     base[c] = scale.base;
     inverse[c] = scale.inverse;
     float sent = scale.base;

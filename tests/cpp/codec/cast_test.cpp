@@ -8,7 +8,6 @@
 #include "base/narrow_float.h"
 #include "grid_cases.h"
 #include "kernels/cast/cast.h"
-#include "kernels/philox.h"
 
 namespace lowcomm {
 namespace {
@@ -103,14 +102,10 @@ TEST_P(Cast, FiniteOverflowSaturates) {
           << type.text << " of " << x;
     }
   }
-  const auto c = codec("bf16:round=stochastic");
-  const std::vector<float> x(1000, 3.4028235e38f);
-  for (float y : decoded(*c, encoded(*c, x, {1, 2, 3}), x.size()))
-    ASSERT_EQ(y, 0x1.fep127f);
 }
 
 TEST_P(Cast, FormsAgreeAtEverySize) {
-  for (const char* text : {"fp16", "bf16", "fp8e4m3", "bf16:round=stochastic"}) {
+  for (const char* text : {"fp16", "bf16", "fp8e4m3"}) {
     const auto c = codec(text), reference = test::codecOf(text, *scalarKernels());
     for (size_t n : {0, 1, 15, 16, 17, 63, 511, 512, 513, 2047, 2048, 2049, 70001}) {
       std::vector<float> x = normal(n, static_cast<uint32_t>(n), n % 3 ? 1.0f : 1e-4f);
@@ -130,27 +125,8 @@ TEST_P(Cast, FormsAgreeAtEverySize) {
   }
 }
 
-TEST_P(Cast, SixteenRandomBitsByTheElementsPlace) {
-  const auto c = codec("bf16:round=stochastic");
-  const uint64_t first = (uint64_t{1} << 36) - 1024;  // counter word 1 becomes 1 on the way
-  const std::vector<float> x = normal(3000, 1);
-  const Bytes payload = encoded(*c, x, {7, 8, 9}, first);
-  for (size_t i = 0; i < x.size(); ++i) {
-    const uint64_t e = first + i, row = e % 512 / 16;
-    const PhiloxWords out = philox((e / 512 * 4 + row / 8) * 16 + e % 16, {7, 8, 9});
-    const uint32_t draw = out.word[row % 8 / 2] >> (16 * (row % 2)) & 0xffffu;
-    ASSERT_EQ(codeAt(payload, 2, i), static_cast<uint16_t>((floatBits(x[i]) + draw) >> 16)) << i;
-  }
-  // Without bias: the mean over 10^6 draws, within four standard deviations of it.
-  const std::vector<float> same(1000000, 1.0f + 0.3f * 0x1p-7f);
-  double sum = 0;
-  for (float y : decoded(*c, encoded(*c, same, {1, 2, 3}), same.size()))
-    sum += y;
-  EXPECT_NEAR(sum / 1e6, double{same[0]}, 4 * 0x1p-7 * 0.46 / 1e3 + 0x1p-23);
-}
-
 TEST_P(Cast, ElementsOfTheTypeTravelAsTheyAre) {
-  for (const char* text : {"fp16", "bf16", "bf16:round=stochastic"}) {
+  for (const char* text : {"fp16", "bf16"}) {
     const DType dtype = text[0] == 'f' ? DType::float16 : DType::bfloat16;
     const auto c = codec(text);
     std::vector<uint16_t> x;
@@ -171,7 +147,7 @@ TEST_P(Cast, ElementsOfTheTypeTravelAsTheyAre) {
         std::vector<uint16_t> spoilt = x;
         spoilt[at] = bad;
         EXPECT_THROW(encoded(*c, spoilt, {}, 0, dtype), NonFiniteError);
-        const auto poison = codec(text + std::string(std::strchr(text, ':') ? "," : ":") + "nonfinite=poison");
+        const auto poison = codec(text + std::string(":nonfinite=poison"));
         const Bytes poisoned = encoded(*poison, spoilt, {}, 0, dtype);
         EXPECT_THROW(c->decode(y.data(), dtype, poisoned, 0, x.size()), WireError);
         poison->decode(y.data(), dtype, poisoned, 0, x.size());
@@ -184,7 +160,7 @@ TEST_P(Cast, ElementsOfTheTypeTravelAsTheyAre) {
 }
 
 TEST_P(Cast, OtherElementsAreConvertedByFp32) {
-  for (const char* text : {"fp16", "bf16", "fp8e4m3", "bf16:round=stochastic"}) {
+  for (const char* text : {"fp16", "bf16", "fp8e4m3"}) {
     const auto c = codec(text);
     for (DType dtype : {DType::float16, DType::bfloat16}) {
       for (size_t n : {1, 513, 5000}) {

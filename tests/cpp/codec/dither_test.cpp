@@ -93,38 +93,5 @@ TEST_P(Dither, BucketNumbersBeyond32Bits) {
   }
 }
 
-TEST_P(Dither, AbsoluteStep) {
-  for (const char* text : {"qsgd4:bucket=128,delta=0.5", "lattice4:bucket=1024,delta=0.5"}) {
-    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
-    const float bound = text[0] == 'q' ? 0.5f : 0.2501f;
-    std::vector<float> x = normal(3000, 1);
-    for (float& v : x)
-      v = std::fmin(std::fmax(v, -3.0f), 3.0f);
-    x[70] = -3.5f;
-    x[100] = 4.0f;  // exactly 15 steps apart
-    const Bytes payload = encoded(c, x, {1, 2, 3});
-    EXPECT_EQ(payload, encoded(reference, x, {1, 2, 3}));
-    const std::vector<float> y = decoded(c, payload, x.size());
-    for (size_t i = 0; i < x.size(); ++i)
-      ASSERT_LE(std::fabs(y[i] - x[i]), bound + 1e-6f) << text;
-    for (size_t i = 0; i < x.size(); i += c.spec().bucket) {
-      float step;
-      std::memcpy(&step, payload.data() + i / c.spec().bucket * 8 + 4, 4);
-      ASSERT_EQ(step, 0.5f);
-    }
-    x[100] = 4.01f;
-    try {
-      encoded(c, x, {1, 2, 3});
-      ADD_FAILURE() << text;
-    } catch (const NonFiniteError&) {
-      ADD_FAILURE() << text;
-    } catch (const ValueError& error) {
-      EXPECT_NE(std::string(error.what()).find("at most 7.5"), std::string::npos) << error.what();
-    }
-    x[2000] = NAN;
-    EXPECT_THROW(encoded(c, x, {1, 2, 3}), NonFiniteError);
-  }
-}
-
 }  // namespace
 }  // namespace lowcomm

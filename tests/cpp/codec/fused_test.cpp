@@ -145,14 +145,13 @@ TEST(Fused, FeedbackLosesNothing) {
 // A delta's in place is without meaning then: it leaves what it was given to read.
 TEST(Fused, AFailedCallLeavesTheState) {
   for (const char* text :
-       {"minmax4:bucket=512", "sym4:bucket=64", "qsgd4:bucket=64,delta=0.5", "minmax4:bucket=4096", "gauss4"}) {
+       {"minmax4:bucket=512", "sym4:bucket=64", "qsgd4:bucket=64", "minmax4:bucket=4096", "gauss4"}) {
     FusedCodec fused(codecOf(text));
-    const bool spans = std::strstr(text, "delta") != nullptr;
     for (size_t at : {0, 1023, 1024, 4000, 4999}) {
       for (DType dtype : kTypes) {
         for (float bad : {NAN, -INFINITY}) {
           Tensor x(normal(5000, 1, 0.5f), dtype);
-          x.set(at, spans ? 100.0f : bad);
+          x.set(at, bad);
           Tensor state(normal(5000, 2, 0.3f), dtype), apart = state, scratch = state;
           const Bytes before = state.bytes;
           Bytes payload(fused.codec().encodedBytes(5000, DType::float32));
@@ -171,11 +170,8 @@ TEST(Fused, AFailedCallLeavesTheState) {
               ADD_FAILURE() << text << ": no error";
             } catch (const NonFiniteError& error) {
               EXPECT_EQ(error.position, (1 << 20) + at) << error.what();
-              EXPECT_FALSE(spans);
               const bool infinite = std::strstr(error.what(), "got -inf") != nullptr;
               EXPECT_EQ(infinite, !std::isnan(bad)) << error.what();
-            } catch (const ValueError&) {
-              EXPECT_TRUE(spans);
             }
             EXPECT_EQ(state.bytes, before) << text << " " << at;
           }

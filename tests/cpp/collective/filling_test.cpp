@@ -158,7 +158,7 @@ TEST(Filling, OneSegment) {
                             "minmax4:bucket=64,meta=bf16",
                             "sym2:bucket=64,meta=bf16",
                             "fp16",
-                            "bf16:round=stochastic",
+                            "bf16",
                             "fp8e4m3",
                             "logbyte",
                             "log9",

@@ -63,17 +63,6 @@ TEST_F(CudaRefusals, BucketsArePoisonedAsOnTheHost) {
   }
 }
 
-TEST_F(CudaRefusals, ARangeAboveWhatDeltaSpansIsRefused) {
-  for (uint32_t bucket : {64u, 4096u}) {
-    std::vector<float> x(5000, 1);
-    x[4500] = 4;
-    for (const auto& [delta, expected] : {std::pair{"1", 0u}, {"0.9", 1u}}) {
-      const Case c("lattice2:bucket=" + std::to_string(bucket) + ",delta=" + delta);
-      EXPECT_EQ(refusedThere(c, x), expected) << delta;
-    }
-  }
-}
-
 TEST_F(CudaRefusals, PayloadsThatAReaderRefuses) {
   constexpr size_t kCount = 512 + 64 + 17;  // 10 buckets; the last block has 1 element in its sixth row
   EXPECT_GT(agreedRefusals(Case("minmax3:bucket=64"), kCount, 128, 128 + 3 * 64), 48u + 15 * 3);

@@ -38,7 +38,6 @@ std::vector<std::string> allTexts(uint32_t bucket) {
       if (family.bf16()) texts.push_back(text + ",meta=bf16");
       if (family.l2) texts.push_back(text + ",range=l2");
       if (family.l2 && family.bf16()) texts.push_back(text + ",meta=bf16,range=l2");
-      if (family.delta) texts.push_back(text + ",delta=32");  // a range of up to 32 at one bit
     }
   }
   return texts;

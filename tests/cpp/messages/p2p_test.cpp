@@ -194,7 +194,6 @@ TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
     std::memcpy(spoilt.data.data() + 4 * at, &nan, 4);
     refused(spoilt, "at element " + std::to_string(at));
   }
-  refused(Tensor::random(10, 1, "qsgd4:bucket=64,delta=0.001"), "delta");
   EXPECT_THROW(planP2p(10, CodecSpec::parse("sym4"), DType::int32, kMinChunkBytes), TypeError);
   // Nobody has to ask, on either side.
   const auto ends = [&](int rank) { return ranks.engine(rank).endedWhy(); };

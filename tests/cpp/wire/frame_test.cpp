@@ -154,7 +154,7 @@ TEST(Frame, FlagsAreThoseOfTheCodec) {
                {"levels4", {0, 4}},
                {"gauss4", {32, 36}},
                {"fp16", {0}},
-               {"bf16:round=stochastic", {0, 1}},
+               {"bf16", {0}},
                {"fp8e4m3", {0}},
                {"topk", {0}},
                {"logbyte", {0}},

@@ -9,7 +9,7 @@ from format_reader.spec import FIXED_BITS, GRID, IDS, Spec
 HEADER = struct.Struct("<4sBBBBBBHIQQIIIIQII")
 NAMES = {number: name for name, number in IDS.items()}
 LAYOUT = 255
-ROUNDING = {"qsgd": (1,), "dither": (2,), "lattice": (2,), "bf16": (0, 1)}
+ROUNDING = {"qsgd": (1,), "dither": (2,), "lattice": (2,)}
 META, L2, CHANNEL, ROTATED, UNITS = 4, 8, 16, 32, 64
 
 

@@ -31,7 +31,7 @@ WITHOUT_BITS = set(IDS) - (GRID - set(FIXED_BITS))
 
 @dataclass(frozen=True)
 class Spec:
-    """A codec as a reader must know it; it lacks the options of the writer alone (rounding, range, delta)."""
+    """A codec as a reader must know it; it lacks the options of the writer alone (range)."""
 
     name: str
     bits: int = 0

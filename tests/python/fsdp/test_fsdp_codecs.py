@@ -25,7 +25,6 @@ PAIRS = [
     ("minmax2:bucket=64", "qsgd2:bucket=64"),
     ("lattice8:bucket=1024", "lattice8:bucket=1024"),
     ("lattice4:bucket=256", "dither4:bucket=256"),
-    ("lattice8:bucket=1024,delta=0.05", "qsgd8:bucket=1024,delta=0.05"),
     ("dither8:bucket=1024", "minmax8:bucket=1024"),
     ("qsgd6:bucket=2048", "minmax4:bucket=1024"),
     ("levels4:bucket=1024", "levels3:bucket=512"),
@@ -57,7 +56,7 @@ def _allowed(text, x):
     allowed = torch.empty_like(x)
     for first in range(0, x.numel(), size):
         bucket = x[first : first + size]
-        step = float(text.partition("delta=")[2] or 0) or (bucket.max() - bucket.min()) / (2**spec.bits - 1)
+        step = (bucket.max() - bucket.min()) / (2**spec.bits - 1)
         largest = bucket.abs().max()
         allowed[first : first + size] = STEPS[spec.name] * step + 4 * (largest.nextafter(2 * largest) - largest)
     return allowed

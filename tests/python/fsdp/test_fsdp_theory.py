@@ -1,6 +1,6 @@
 """QSDP's analysis of quantized iterates on toys: x_{t+1} = Q(x_t - eta/beta·f'(x_t)) with an absolute step delta.
 
-The random shift of Definition 1 (`lattice:delta=`) is unbiased with variance delta^2/12 for every x, and that is what makes
+The random shift of Definition 1 (`lattice`) is unbiased with variance delta^2/12 for every x, and that is what makes
 the iteration converge; to the nearest point of the same grid it stops where updates are under half a step.
 """
 
@@ -18,9 +18,14 @@ def _nearest(delta):
     return lambda y, seed, step: delta * torch.round(y / delta)
 
 
-def _shifted(delta, bits=8):
-    codec = lc.codec(f"lattice{bits}:bucket=1024,delta={delta}")  # one bucket: one shift for the whole vector
-    return lambda y, seed, step: codec.roundtrip(y, seed=seed, step=step)
+def _rounded(family, delta, y, **draws):
+    """Rounds y by a codec of 8 bits in one bucket, so with one shift. Two elements more, its ends, make its step delta."""
+    ends = torch.tensor([-127.5 * delta, 127.5 * delta])
+    return lc.codec(f"{family}8:bucket=1024").roundtrip(torch.cat([y, ends]), **draws)[:-2]
+
+
+def _shifted(delta):
+    return lambda y, seed, step: _rounded("lattice", delta, y, seed=seed, step=step)
 
 
 def _iterate(gradient, x, quantize, rate, steps, seed=0):
@@ -88,7 +93,6 @@ def test_quantized_gradients_add_their_variance():
     eta, delta, coin = 0.05, 0.024, 0.05
     f = lambda x: (x.square() + 3 * x.sin().square()).sum().item()  # noqa: E731
     gradient = lambda x: 2 * x + 3 * (2 * x).sin()  # noqa: E731
-    toss = lc.codec(f"qsgd8:bucket=1024,delta={coin}")
     added = beta / 2 * n * delta**2 / 12 + eta**2 / (2 * beta) * n * coin**2 / 4
     bound = added * beta / (eta * alpha)
     start = torch.linspace(2.12, 2.26, n)
@@ -97,7 +101,7 @@ def test_quantized_gradients_add_their_variance():
     for seed in range(SEEDS):
         x, quantize = start, _shifted(delta)
         for step in range(1000):
-            estimate = toss.roundtrip(gradient(x), seed=seed, stream=1, step=step)  # draws of its own
+            estimate = _rounded("qsgd", coin, gradient(x), seed=seed, stream=1, step=step)  # draws of its own
             x = quantize(x - eta / beta * estimate, seed, step)
         ends.append(f(x))
     assert sum(ends) / SEEDS <= bound

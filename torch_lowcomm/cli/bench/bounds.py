@@ -83,11 +83,10 @@ def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
         if x.numel() < BLOCK:
             error = torch.maximum(error, size)
         return Bound(_ALLOWANCE * error + 2**-20 * size, BLOCK)
-    name, options = _parts(codec)
+    name, _ = _parts(codec)
     reach = x.abs().double() + (slack.values if slack is not None else 0)
     if name in _CASTS:
         unit, least, largest = _CASTS[name]
-        unit *= 2 if options.get("round") == "stochastic" else 1
         return Bound(torch.maximum((unit * reach).clamp(min=least), reach - largest))
     if name in _SCALARS:
         return Bound((_SCALARS[name] * reach).clamp(min=4e-4))
@@ -121,8 +120,6 @@ def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
             bound = torch.maximum(step / 2, torch.maximum(wide - up * step, -wide - down * step))
     else:
         step = (high - low + short * low.abs()) / (2**codec.bits - 1) * (1 + short)
-        if "delta" in options:
-            step = torch.full_like(step, float(options["delta"]))
         bound = step if family in ("qsgd", "dither") else step / 2
     # Codes are made with 15 fraction bits, values decoded in fp32.
     return 1.001 * bound + 2**-20 * largest
