@@ -39,17 +39,15 @@ def codec(spec: str) -> Codec:
     * ``none``: the elements themselves.
     * ``minmax<b>``: the nearest of 2**b evenly spaced values from each bucket's minimum to its maximum.
     * ``qsgd<b>``: the grid of ``minmax``, rounded at random without bias.
-    * ``dither<b>``: the grid of ``minmax``, rounded by one random number for each bucket.
     * ``lattice<b>``: the nearest value of a grid that is shifted by one random number for each bucket.
     * ``sym<b>``, from 2 bits: a grid around 0 with a level at 0, up to each bucket's largest magnitude.
     * ``mid<b>``: a grid around 0 with levels half a step away from 0, up to each bucket's largest magnitude.
-    * ``tern``: minus the largest magnitude, 0, or the largest magnitude, in 2 bits.
     * ``sign1``: plus or minus the mean magnitude, in 1 bit.
     * ``gauss<b>``: rotated elements on the 2**b values with the least error on a normal distribution, times the root mean
       square.
     * ``levels<b>``: your own levels between each bucket's minimum and maximum, given as ``table=`` to each call.
-    * ``fp16``, ``bf16``, ``fp8e4m3``: each element as the nearest number of that type; an element that is too large becomes
-      the type's largest number.
+    * ``fp16``, ``bf16``: each element as the nearest number of that type; an element that is too large becomes the type's
+      largest number.
     * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements with the largest magnitude, in the named codec, with
       their places; the others decode to 0.
     * ``logbyte``, ``log9``: sign and logarithm in 8 or 9 bits, for numbers whose order of magnitude matters. The relative
@@ -63,8 +61,8 @@ def codec(spec: str) -> Codec:
     * ``axis=channel`` in place of ``bucket``: a scale for each index in the last dimension, which may have 1 to 65,536
       indices (not with a rotation, not for ``levels``).
     * ``range=l2`` (``sym``, ``mid``): up to twice the root mean square instead of the largest magnitude.
-    * ``meta=bf16`` (not for ``lattice``): a bucket's metadata in bfloat16. They take half the bytes, and
-      the step is up to 1/128 larger, or more where all values are far from 0. ``gauss`` has it unless ``meta=fp32``.
+    * ``meta=bf16`` (not for ``lattice``): a bucket's metadata in bfloat16. They take half the bytes, and the
+      step is up to 1/128 larger, or more where all values are far from 0. ``gauss`` has it unless ``meta=fp32``.
     * ``rotate=1`` (bucket 512 or more; not for ``levels``; ``gauss`` always rotates): blocks of 512 elements are rotated
       before encoding and back after decoding. The elements of any tensor become nearly normal, so that outliers do not set a
       bucket's step.
@@ -74,8 +72,8 @@ def codec(spec: str) -> Codec:
       element, and poisons the one element only.
 
     A bucket's step is (max - min) / (2**b - 1); for ``sym`` and ``mid`` it is the largest magnitude / 2**(b - 1). An
-    element's error is at most half a step, or a whole step with ``qsgd``, ``dither`` and for the largest elements with
-    ``sym``. A payload has b bits an element and 8 bytes a bucket (4 bytes for the codecs around 0 and ``gauss``);
+    element's error is at most half a step, or a whole step with ``qsgd`` and for the largest elements with ``sym``. A
+    payload has b bits an element and 8 bytes a bucket (4 bytes for the codecs around 0 and ``gauss``);
     ``meta=bf16`` halves the bytes a bucket.
 
     Nearest values for weights and stochastic ones for gradients are the method of QSDP: Markov, Vladu, Guo, Alistarh,

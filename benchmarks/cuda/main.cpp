@@ -58,10 +58,9 @@ int run(const Options& options) {
         texts.push_back(std::string(name) + bits + ":bucket=" + bucket);
     }
   }
-  for (const char* text :
-       {"minmax3:bucket=1024", "minmax4:bucket=65536", "minmax4:bucket=128,meta=bf16", "dither4:bucket=1024",
-        "lattice4:bucket=1024", "sym4:bucket=1024", "mid4:bucket=1024", "sym4:bucket=1024,range=l2",
-        "sym4:bucket=65536,range=l2", "sign1:bucket=1024", "tern:bucket=128"})
+  for (const char* text : {"minmax3:bucket=1024", "minmax4:bucket=65536", "minmax4:bucket=128,meta=bf16",
+                           "lattice4:bucket=1024", "sym4:bucket=1024", "mid4:bucket=1024", "sym4:bucket=1024,range=l2",
+                           "sym4:bucket=65536,range=l2", "sign1:bucket=1024"})
     texts.push_back(text);
   for (const char* text : {"levels4:bucket=1024", "levels8:bucket=1024", "minmax4:bucket=512,rotate=1",
                            "minmax4:bucket=1024,rotate=1", "minmax4:bucket=65536,rotate=1",

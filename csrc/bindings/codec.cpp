@@ -41,7 +41,7 @@ Args:
     x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). ``none`` takes
         every real dtype, the others float32, float16 and bfloat16. With ``axis=channel`` its last dimension holds the
         channels, unless the codec's text has their number.
-    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither`` and ``lattice`` draw any.
+    seed: Key of the random numbers, 64 bits. Only ``qsgd`` and ``lattice`` draw any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
     table: For ``levels<b>``, its 2**b levels: a 1-D float32 CPU tensor within 0...1, strictly increasing.

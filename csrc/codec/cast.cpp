@@ -1,4 +1,4 @@
-// fp16, bf16, fp8e4m3 (FORMAT.md, "Casts"): every element by itself in a narrower floating type, to the nearest value.
+// fp16 and bf16 (FORMAT.md, "Casts"): every element by itself in a narrower floating type, to the nearest value.
 // Elements that have the type already travel as they are.
 #include <algorithm>
 #include <cstring>
@@ -16,36 +16,31 @@ namespace lowcomm {
 namespace {
 
 constexpr uint64_t kBlock = 512;
+constexpr size_t kItem = 2;        // bytes of a code
 constexpr uint64_t kPiece = 2048;  // elements between two types that are not fp32 go through it this many at a time
-
-DType typeOf(CodecId id) {
-  if (id == CodecId::fp16) return DType::float16;
-  return id == CodecId::bf16 ? DType::bfloat16 : DType::opaque;
-}
 
 // The code that a poisoned element sends: the type's quiet NaN.
 uint16_t nanOf(DType type) {
-  return type == DType::float16 ? kFloat16Nan : type == DType::bfloat16 ? kBfloat16Nan : kFloat8Nan;
+  return type == DType::float16 ? kFloat16Nan : kBfloat16Nan;
 }
 
-// The bits of infinity in a 16-bit type.
+// The bits of infinity.
 uint16_t infinityOf(DType type) {
   return type == DType::float16 ? 0x7c00 : 0x7f80;
 }
 
 // Whether a code is NaN or infinite.
 bool isSpecialCode(DType type, uint16_t code) {
-  if (type == DType::opaque) return (code & 0x7fu) == kFloat8Nan;
   return (code & infinityOf(type)) == infinityOf(type);
 }
 
 class CastCodec final : public FloatCodec {
  public:
   CastCodec(const CodecSpec& spec, const KernelTable& table)
-      : FloatCodec(spec, table), type_(typeOf(spec.id)), item_(type_ == DType::opaque ? 1 : 2) {}
+      : FloatCodec(spec, table), type_(spec.id == CodecId::fp16 ? DType::float16 : DType::bfloat16) {}
 
   uint64_t granularity() const override { return kBlock; }
-  size_t encodedBytes(uint64_t count, DType) const override { return up64(count * item_); }
+  size_t encodedBytes(uint64_t count, DType) const override { return up64(count * kItem); }
   std::optional<size_t> headBytes(uint64_t, DType) const override { return 0; }
 
  private:
@@ -54,7 +49,7 @@ class CastCodec final : public FloatCodec {
 
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t, uint64_t count,
                    const PhiloxKey&) const override {
-    std::memset(dst.data() + count * item_, 0, dst.size() - count * item_);
+    std::memset(dst.data() + count * kItem, 0, dst.size() - count * kItem);
     if (same(dtype)) {
       return casts().copy(reinterpret_cast<Code16*>(dst.data()), static_cast<const Code16*>(src), count,
                           infinityOf(type_));
@@ -65,16 +60,14 @@ class CastCodec final : public FloatCodec {
     for (uint64_t at = 0; at < count; at += kPiece) {
       const uint64_t n = std::min(kPiece, count - at);
       widening(dtype)(piece, static_cast<const uint16_t*>(src) + at, n);
-      if (!narrow(dst.data() + at * item_, piece, n)) return false;
+      if (!narrow(dst.data() + at * kItem, piece, n)) return false;
     }
     return true;
   }
 
   bool narrow(std::byte* dst, const float* x, uint64_t count) const {
     auto* codes = reinterpret_cast<Code16*>(dst);
-    if (type_ == DType::opaque) return casts().to_float8(reinterpret_cast<uint8_t*>(dst), x, count);
-    if (type_ == DType::float16) return casts().to_float16(codes, x, count);
-    return casts().to_bfloat16(codes, x, count);
+    return (type_ == DType::float16 ? casts().to_float16 : casts().to_bfloat16)(codes, x, count);
   }
 
   std::vector<uint64_t> blankRefused(void* x, DType dtype, uint64_t count) const override {
@@ -82,19 +75,19 @@ class CastCodec final : public FloatCodec {
   }
   void poison(std::span<std::byte> dst, uint64_t, uint64_t element) const override {
     const uint16_t nan = nanOf(type_);
-    std::memcpy(dst.data() + element * item_, &nan, item_);
+    std::memcpy(dst.data() + element * kItem, &nan, kItem);
   }
 
   void checkPayload(std::span<const std::byte> src, uint64_t count) const override {
     expectBytes<WireError>(name(), encodedBytes(count, DType::float32), src.size());
-    expectZero(src.subspan(count * item_), name(), "padding");
+    expectZero(src.subspan(count * kItem), name(), "padding");
   }
 
   // Codes among which a kernel met one that is not finite: only the NaN of a poisoned element may be it.
   void expectCodes(const std::byte* src, uint64_t from, uint64_t count) const {
     for (uint64_t i = from; i < from + count; ++i) {
       uint16_t code = 0;
-      std::memcpy(&code, src + i * item_, item_);
+      std::memcpy(&code, src + i * kItem, kItem);
       if (!isSpecialCode(type_, code) || (spec().nonfinite == Nonfinite::poison && code == nanOf(type_))) continue;
       throw WireError(name() + ": element " + std::to_string(i) +
                       " of the payload: expected a finite number, got code " + std::to_string(code));
@@ -114,7 +107,7 @@ class CastCodec final : public FloatCodec {
     alignas(64) float piece[kPiece];
     for (uint64_t at = 0; at < count; at += kPiece) {
       const uint64_t n = std::min(kPiece, count - at);
-      if (!widen(piece, src.data() + at * item_, n, false)) expectCodes(src.data(), at, n);
+      if (!widen(piece, src.data() + at * kItem, n, false)) expectCodes(src.data(), at, n);
       roundTo(static_cast<uint16_t*>(dst) + at, dtype, piece, n);
     }
   }
@@ -125,9 +118,6 @@ class CastCodec final : public FloatCodec {
 
   bool widen(float* y, const std::byte* src, uint64_t count, bool add) const {
     const auto* codes = reinterpret_cast<const Code16*>(src);
-    if (type_ == DType::opaque) {
-      return (add ? casts().add_float8 : casts().from_float8)(y, reinterpret_cast<const uint8_t*>(src), count);
-    }
     if (type_ == DType::float16) return (add ? casts().add_float16 : casts().from_float16)(y, codes, count);
     return (add ? casts().add_bfloat16 : casts().from_bfloat16)(y, codes, count);
   }
@@ -146,8 +136,7 @@ class CastCodec final : public FloatCodec {
 
   const CastKernels& casts() const { return *table().casts; }
 
-  DType type_;   // of the codes; opaque for fp8e4m3, which no element has
-  size_t item_;  // bytes of a code
+  DType type_;  // of the codes
 };
 
 }  // namespace

@@ -96,8 +96,7 @@ std::string codecNames() {
   std::string names = "none";
   for (const GridFamily& family : kGridFamilies) {
     const std::string name(family.name);
-    names += ", " + name;
-    if (family.named()) names += std::to_string(family.least_bits);
+    names += ", " + name + std::to_string(family.least_bits);
     if (family.least_bits != family.most_bits) names += "..." + name + std::to_string(family.most_bits);
   }
   for (const PlainFamily& family : kPlainFamilies)

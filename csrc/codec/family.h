@@ -6,22 +6,19 @@
 namespace lowcomm {
 
 // Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
-// one.
+// one. 3, 8 and 13 belonged to codecs that were deleted.
 enum class CodecId : uint8_t {
   none = 0,     // the elements themselves
   minmax = 1,   // grid between a bucket's minimum and maximum, nearest rounding
   qsgd = 2,     // the same grid, stochastic rounding
-  dither = 3,   // the same grid, rounded up or down by one random number a bucket
-  lattice = 4,  // dither's codes on a grid that is itself shifted by that number
+  lattice = 4,  // nearest rounding on that grid, shifted by one random number a bucket
   sym = 5,      // grid around 0 with a level at 0, after the largest magnitude
   mid = 6,      // grid around 0 with levels half a step from 0
   sign1 = 7,    // the sign, and a bucket's mean magnitude
-  tern = 8,     // -s, 0 or s, the largest magnitude; in 2 bits
   levels = 9,   // between a bucket's minimum and maximum, on the levels of a table that travels apart
   gauss = 10,   // rotated, on the levels that suit a normal distribution best, times the root mean square
   fp16 = 11,    // casts: every element by itself in a narrower type
   bf16 = 12,
-  fp8e4m3 = 13,
   topk = 14,     // the largest magnitudes with their places, in a grid codec
   logbyte = 15,  // scalars: sign and logarithm, 8 bits
   log9 = 16,     // the same, 9 bits
@@ -70,20 +67,15 @@ struct GridFamily {
 
   // Whether it takes the option axis=channel.
   constexpr bool channels() const { return !book; }
-
-  // Whether the bits stand in the codec's name: all but tern's, which could have no others.
-  constexpr bool named() const { return id != CodecId::tern; }
 };
 
 inline constexpr GridFamily kGridFamilies[] = {
     {CodecId::minmax, "minmax", 1, 8, Rounding::nearest, false, false},
     {CodecId::qsgd, "qsgd", 1, 8, Rounding::stochastic, false, false},
-    {CodecId::dither, "dither", 1, 8, Rounding::dithered, false, false},
     {CodecId::lattice, "lattice", 1, 8, Rounding::dithered, false, false},
     {CodecId::sym, "sym", 2, 8, Rounding::nearest, true, true},
     {CodecId::mid, "mid", 1, 8, Rounding::nearest, true, true},
     {CodecId::sign1, "sign", 1, 1, Rounding::nearest, true, false},
-    {CodecId::tern, "tern", 2, 2, Rounding::nearest, true, false},
     {CodecId::levels, "levels", 1, 8, Rounding::nearest, false, false, Rotation::never, true},
     {CodecId::gauss, "gauss", 1, 8, Rounding::nearest, true, false, Rotation::always, true, 512, Meta::bf16},
 };
@@ -115,8 +107,8 @@ struct PlainFamily {
 };
 
 inline constexpr PlainFamily kPlainFamilies[] = {
-    {CodecId::fp16, "fp16", true}, {CodecId::bf16, "bf16", true},        {CodecId::fp8e4m3, "fp8e4m3", true},
-    {CodecId::topk, "topk", true}, {CodecId::logbyte, "logbyte", false}, {CodecId::log9, "log9", false},
+    {CodecId::fp16, "fp16", true},        {CodecId::bf16, "bf16", true},  {CodecId::topk, "topk", true},
+    {CodecId::logbyte, "logbyte", false}, {CodecId::log9, "log9", false},
 };
 
 // Returns null for a number outside of these families.
@@ -135,7 +127,7 @@ constexpr const PlainFamily* plainFamily(std::string_view name) {
 }
 
 constexpr bool isCast(CodecId id) {
-  return id == CodecId::fp16 || id == CodecId::bf16 || id == CodecId::fp8e4m3;
+  return id == CodecId::fp16 || id == CodecId::bf16;
 }
 
 }  // namespace lowcomm

@@ -220,8 +220,6 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   const size_t meta = metaBytes(count), words = up64(meta);
   scales_.expectFinite(src.data(), meta / scales_.bytes(1), name(), "bucket");
   expectZero(src.subspan(meta, words - meta), name(), "metadata padding");
-
-  if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name());
   expectUnusedZero(src.subspan(words), spec().bits, count, name(), wholeBlocksOnly());
 }
 

@@ -54,8 +54,7 @@ struct GridScales {
 // Bytes of the blocks of `count` codes (FORMAT.md, "Payload of a grid codec").
 size_t gridWordBytes(int bits, uint64_t count);
 
-// Throw WireError: for an invalid code of tern; for a bit of the last block that belongs to no element and is not 0.
-void expectThreeCodes(std::span<const std::byte> words, const std::string& codec);
+// Throws WireError for a bit of the last block that belongs to no element and is not 0.
 void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec,
                       bool rotated = false);
 
@@ -65,12 +64,11 @@ void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count
 //
 // minmax (nearest) and qsgd (one of the two neighbours at random without bias) are the method of QSDP (Markov, Vladu,
 // Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for weights and
-// for gradients; dither is the rounding of its Lemma 5 (one random number decides for a whole bucket, variance
-// step^2·f(1 − f) at fraction f), lattice that of its Definition 1 (a randomly shifted grid, variance step^2/12).
+// for gradients; lattice is the rounding of its Definition 1 (a randomly shifted grid, variance step^2/12).
 //
 // sym and mid are grids around 0, sym with a level at 0 (AQ-SGD, DiLoCoX) and mid without (AQ-SGD's text: Wang et al.,
 // Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees; NeurIPS 2022); sign1
-// has two levels and tern three. They send a step and no base.
+// has two levels. They send a step and no base.
 //
 // levels is a grid of unequal steps within a bucket's range (QSDP's learned levels); gauss has the best levels for a
 // normal distribution, which the rotation before it makes of nearly any.

@@ -27,7 +27,6 @@ GridForm gridForm(const CodecSpec& spec) {
   GridForm form;
   form.bucket = spec.bucket;
   form.bf16 = spec.meta == Meta::bf16;
-  form.shifted = spec.id == CodecId::lattice;
   form.rms = spec.range == Range::l2;
   const float half = static_cast<float>(1 << (spec.bits - 1));  // H
   switch (spec.id) {
@@ -43,11 +42,6 @@ GridForm gridForm(const CodecSpec& spec) {
       form.low = -form.high;
       form.magic = 256 + half;
       form.centre = half - 0.5f;
-      break;
-    case CodecId::tern:
-      form.numerator = form.high = form.centre = 1;
-      form.low = -1;
-      form.magic = 257.5f;
       break;
     case CodecId::gauss:
       form.rms = true;  // a range of 2·rms, of which half is sent and divided by
@@ -96,18 +90,6 @@ void GridScales::expectFinite(const std::byte* scales, uint64_t buckets, const s
 size_t gridWordBytes(int bits, uint64_t count) {
   const uint64_t width = static_cast<uint64_t>(bits), rows = (count % kCodeBlock + kCodeLanes - 1) / kCodeLanes;
   return 64 * (width * (count / kCodeBlock) + (rows * width + 31) / 32);
-}
-
-// Two bits have four codes, of which 3 is invalid.
-void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
-  for (size_t at = 0; at < words.size(); at += 8) {
-    uint64_t pairs;
-    std::memcpy(&pairs, words.data() + at, 8);
-    if ((pairs & pairs >> 1 & 0x5555555555555555u) != 0) {
-      throw WireError(codec + ": codes in bytes " + std::to_string(at) + "..." + std::to_string(at + 7) +
-                      " of the blocks: expected 0, 1 or 2 each, got a 3");
-    }
-  }
 }
 
 void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec,

@@ -66,7 +66,6 @@ class ChannelCodec final : public FloatCodec {
     scales_.expectFinite(src.data(), channels(), name(), "channel");
     expectZero(src.subspan(meta_, up64(meta_) - meta_), name(), "metadata padding");
     const auto words = src.subspan(up64(meta_));
-    if (spec().id == CodecId::tern) expectThreeCodes(words, name());
     expectUnusedZero(words, spec().bits, count, name());
   }
 

@@ -24,7 +24,7 @@ std::string plainText(const CodecSpec& spec) {
   if (spec.id == CodecId::topk) {
     const GridFamily* values = gridFamily(spec.values);
     options += ",keep=" + shortest(spec.keep) + ",values=" + (values ? std::string(values->name) : "none");
-    if (values && values->named()) options += std::to_string(spec.value_bits);
+    if (values) options += std::to_string(spec.value_bits);
   }
   if (spec.nonfinite == Nonfinite::poison) options += ",nonfinite=poison";
   if (!options.empty()) options[0] = ':';
@@ -43,7 +43,7 @@ std::string CodecSpec::str() const {
   const GridFamily* family = gridFamily(id);
   if (family == nullptr) return plainText(*this);
   std::string text(family->name);
-  if (family->named()) text += std::to_string(bits);
+  text += std::to_string(bits);
   if (axis == Axis::channel) {
     text += ":axis=channel" + (bucket == 0 ? "" : ",C=" + std::to_string(bucket));
   } else {

@@ -62,14 +62,13 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   }
   const Name parts = split(name);
   const GridFamily* family = gridFamily(parts.family);
-  if (family == nullptr || (!family->named() && !parts.digits.empty())) {
+  if (family == nullptr) {
     if (contains(kLaterCodecs, name)) notYet(text, std::string(name), codecNames());
     fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
   }
   CodecSpec spec;
   spec.id = family->id;
-  if (!family->named()) spec.bits = family->least_bits;
-  if (family->named() && parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
+  if (parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
   if (!isGridBits(*family, spec.bits)) {
     fail(text, "bits: expected " + gridBits(*family) + " after '" + std::string(parts.family) + "', got '" +
                    std::string(parts.digits) + "'");

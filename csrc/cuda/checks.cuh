@@ -30,20 +30,14 @@ __device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
          reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
 }
 
-// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
-// Every bit of a lane's words is some thread's, so this sees all that must be 0. `args`: of a grid, or of one not cut.
-template <bool kRotated, class Args>
-__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const Args& args, const Seat& seat) {
-  const uint32_t bits = args.bits;
+// Whether the fields (above which stand bits of others) hold no codes past the block's n elements. Every bit of a
+// lane's words is some thread's, so this sees all that must be 0.
+template <bool kRotated>
+__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, uint32_t bits, const Seat& seat) {
+  if (n == kBlock) return true;
   uint32_t strays = 0;
-  if (args.three_codes) {
-    for (uint32_t c = 0; c < 4; ++c)
-      strays |= field[c] & field[c] >> 1 & 0x55;
-  }
-  if (n < kBlock) {
-    for (uint32_t c = 0; c < 4; ++c)
-      strays |= field[c] & (presentBits(c, kBlock, bits, kRotated, seat) ^ presentBits(c, n, bits, kRotated, seat));
-  }
+  for (uint32_t c = 0; c < 4; ++c)
+    strays |= field[c] & (presentBits(c, kBlock, bits, kRotated, seat) ^ presentBits(c, n, bits, kRotated, seat));
   return strays == 0;
 }
 

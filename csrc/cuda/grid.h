@@ -51,8 +51,7 @@ void encodeGrid(const Place& place, const GridRun& run, void* payload, const voi
                 const PhiloxKey& key, uint32_t* refused);
 
 // y = the decoded elements, rounded to run.dtype. Refuses what GridCodec::decode refuses: a base or step that is not
-// finite (except for poison's own), an invalid code, padding bits that are not 0; y is then written all the same,
-// within its bounds.
+// finite (except for poison's own), padding bits that are not 0; y is then written all the same, within its bounds.
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused);
 
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeGrid; acc is then without meaning.

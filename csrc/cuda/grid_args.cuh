@@ -35,7 +35,6 @@ struct GridArgs {
   uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
   bool rotated, of_units;  // of_units: its blocks are rotated as those of units
-  bool three_codes;        // of the four of two bits, as tern has them
   uint32_t* refused;
 };
 
@@ -86,7 +85,6 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
           codec.nonfinite,
           rotated,
           codec.unit != 0,
-          codec.id == CodecId::tern,
           refused};
 }
 

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
     const float step = kCentred ? sent.step * grid.form.unit : sent.step;
     uint32_t field[4];
     loadFields(field, grid.words + start / 8 * bits, codes, bits, seat);
-    taken &= areCodes<kRotated>(field, n, grid, seat);
+    taken &= areCodes<kRotated>(field, n, grid.bits, seat);
     Tile tile;
     for (uint32_t r = 0; r < 4; ++r) {
       for (uint32_t c = 0; c < 4; ++c)

@@ -108,7 +108,7 @@ __device__ inline Scale affineBucket(Team& team, BucketMeta& sent, bool& taken, 
     const float dither =
         ditherOf(philox(number, {args.key.seed, args.key.stream | kBucketStream, args.key.step}).word[0]);
     magic = 256.0f + dither;
-    if (grid.form.shifted) sent.base = shiftedBase(scale.base, scale.step, dither);
+    sent.base = shiftedBase(scale.base, scale.step, dither);
   }
   return {scale.base, scale.inverse, magic, top};
 }

@@ -31,12 +31,11 @@ inline const std::vector<std::string> kCodecs = {"none",
                                                  "gauss4",
                                                  "fp16",
                                                  "bf16",
-                                                 "fp8e4m3",
                                                  "log9",
                                                  "topk",
                                                  "topk:keep=0.01,values=qsgd4",
                                                  "qsgd8:bucket=tensor",
-                                                 "dither4:axis=channel,C=24"};
+                                                 "lattice4:axis=channel,C=24"};
 
 inline float toFloat(DType dtype, const std::byte* element) {
   uint16_t half;

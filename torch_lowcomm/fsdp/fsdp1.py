@@ -27,8 +27,8 @@ class State(NotCopied):
         model.register_comm_hook(lc.fsdp.fsdp1.State(gradients="qsgd8:bucket=1024", group=group), lc.fsdp.fsdp1.hook)
 
     FSDP1 passes flat buffers without the parameters in them, so that norms and biases are coded too: prefer FSDP2 and
-    `lc.fsdp.quantize`. Give weights a codec that does not round at random (not qsgd, dither, lattice): a policy draws again
-    for the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD. There use a policy on each of the two
+    `lc.fsdp.quantize`. Give weights a codec that does not round at random (not qsgd or lattice): a policy draws again for
+    the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD. There use a policy on each of the two
     groups: "all_gather=…; reduce_scatter=…" on the one that shards, "all_reduce=…" on the one that replicates.
 
     With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op. With a random codec

@@ -73,6 +73,6 @@ _MANY = 64  # units over which what fills a payload up is nothing
 def _coded(codec: str, elements: int) -> int:
     """Bytes of many units."""
     whole = _C.Codec(codec)
-    if whole.spec.split(":")[0] in ("none", "fp16", "bf16", "fp8e4m3", "logbyte", "log9"):
+    if whole.spec.split(":")[0] in ("none", "fp16", "bf16", "logbyte", "log9"):
         return whole.encoded_bytes(_MANY * elements)
     return _C.Codec(f"{codec}{',' if ':' in codec else ':'}unit={elements}").encoded_bytes(_MANY * elements)

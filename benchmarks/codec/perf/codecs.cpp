@@ -178,10 +178,8 @@ std::vector<Row> rowsOf(const KernelTable* form) {
     for (int bits : {2, 4, 8})
       add({Loop::encode}, text("minmax", bits, bucket));
   }
-  for (const char* name : {"dither", "lattice"}) {
-    for (int bits : {2, 4, 8})
-      add({Loop::encode}, text(name, bits));
-  }
+  for (int bits : {2, 4, 8})
+    add({Loop::encode}, text("lattice", bits));
   for (int bits : {4, 8})
     add({Loop::encode}, text("qsgd", bits, ":bucket=1024"));
   for (Loop loop : {Loop::decode, Loop::add}) {
@@ -201,12 +199,11 @@ std::vector<Row> rowsOf(const KernelTable* form) {
   }
   for (const char* name : {"qsgd", "sym"})
     add({Loop::encode}, text(name, 4, ":bucket=512,meta=bf16,rotate=1"));
-  for (const char* other :
-       {"sym4:bucket=512", "sym4:bucket=512,range=l2", "mid2:bucket=512", "sign1:bucket=512", "tern:bucket=512",
-        "minmax4:axis=channel,C=1024", "fp16", "bf16", "fp8e4m3", "topk:keep=0.01", "logbyte", "log9"})
+  for (const char* other : {"sym4:bucket=512", "sym4:bucket=512,range=l2", "mid2:bucket=512", "sign1:bucket=512",
+                            "minmax4:axis=channel,C=1024", "fp16", "bf16", "topk:keep=0.01", "logbyte", "log9"})
     add(kAll, other);
   for (DType dtype : {DType::float16, DType::bfloat16}) {
-    for (const char* half : {"minmax4:bucket=512", "gauss4:bucket=512", "sym8:bucket=512", "fp8e4m3"})
+    for (const char* half : {"minmax4:bucket=512", "gauss4:bucket=512", "sym8:bucket=512"})
       add(kThereAndBack, half, dtype);
   }
   rows.emplace_back(form, Loop::encode, "minmax4:bucket=512", DType::float32, true);
@@ -271,8 +268,7 @@ std::vector<Gate> judge(const std::vector<Row>& rows) {
       if (below && above)
         gates.push_back(
             {name + ", of its neighbours' mean", 2 * row.rate() / (below->rate() + above->rate()), t->odd_bits});
-    } else if ((nearest && (bits == 2 || bits == 4 || bits == 8)) || row.spec.id == CodecId::dither ||
-               row.spec.id == CodecId::lattice) {
+    } else if ((nearest && (bits == 2 || bits == 4 || bits == 8)) || row.spec.id == CodecId::lattice) {
       gates.push_back({name + ", of its bound", fraction, row.spec.bucket >= 512 ? t->nearest : t->nearest_small});
     }
   }

@@ -16,14 +16,8 @@ uint16_t get(Code16 code) {
   std::memcpy(&number, &code, sizeof(code));
   return number;
 }
-uint8_t get(uint8_t code) {
-  return code;
-}
 void put(Code16& to, uint16_t number) {
   std::memcpy(&to, &number, sizeof(to));
-}
-void put(uint8_t& to, uint8_t number) {
-  to = number;
 }
 
 template <auto kConvert, typename To, typename From>
@@ -32,8 +26,8 @@ void convertAll(To* y, const From* x, size_t count) {
     y[i] = kConvert(x[i]);
 }
 
-template <auto kConvert, typename Code>
-bool narrowAll(Code* y, const float* x, size_t count, float largest) {
+template <auto kConvert>
+bool narrowAll(Code16* y, const float* x, size_t count, float largest) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
     finite &= !isSpecial(x[i]);
@@ -48,12 +42,9 @@ bool toFloat16(Code16* y, const float* x, size_t count) {
 bool toBfloat16(Code16* y, const float* x, size_t count) {
   return narrowAll<floatToBfloat16>(y, x, count, kBfloat16Largest);
 }
-bool toFloat8(uint8_t* y, const float* x, size_t count) {
-  return narrowAll<floatToFloat8>(y, x, count, kFloat8Largest);
-}
 
-template <auto kConvert, bool kAdd, typename Code>
-bool widenAll(float* y, const Code* x, size_t count) {
+template <auto kConvert, bool kAdd>
+bool widenAll(float* y, const Code16* x, size_t count) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
     const float value = kConvert(get(x[i]));
@@ -91,13 +82,10 @@ void floatsToBrains(uint16_t* y, const float* x, size_t count) {
 
 constexpr CastKernels kCasts = {toFloat16,
                                 toBfloat16,
-                                toFloat8,
                                 widenAll<float16ToFloat, false>,
                                 widenAll<bfloat16ToFloat, false>,
-                                widenAll<float8ToFloat, false>,
                                 widenAll<float16ToFloat, true>,
                                 widenAll<bfloat16ToFloat, true>,
-                                widenAll<float8ToFloat, true>,
                                 copy};
 
 }  // namespace scalar

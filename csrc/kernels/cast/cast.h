@@ -21,14 +21,11 @@ struct Code16 {
 struct CastKernels {
   bool (*to_float16)(Code16* y, const float* x, size_t count);
   bool (*to_bfloat16)(Code16* y, const float* x, size_t count);
-  bool (*to_float8)(uint8_t* y, const float* x, size_t count);
 
   bool (*from_float16)(float* y, const Code16* x, size_t count);
   bool (*from_bfloat16)(float* y, const Code16* x, size_t count);
-  bool (*from_float8)(float* y, const uint8_t* x, size_t count);
   bool (*add_float16)(float* y, const Code16* x, size_t count);
   bool (*add_bfloat16)(float* y, const Code16* x, size_t count);
-  bool (*add_float8)(float* y, const uint8_t* x, size_t count);
 
   bool (*copy)(Code16* y, const Code16* x, size_t count, uint16_t infinity);
 };

@@ -11,7 +11,7 @@ namespace lowcomm {
 // The arithmetic of one element of a cast (FORMAT.md, "Casts"), once for the scalar loops, the codec and the CUDA
 // kernels.
 
-// The codes that a poisoned element sends, the types' quiet NaNs; base/narrow_float.h has the third.
+// The codes that a poisoned element sends, the types' quiet NaNs.
 inline constexpr uint16_t kFloat16Nan = 0x7e00;
 inline constexpr uint16_t kBfloat16Nan = 0x7fc0;
 

@@ -23,7 +23,6 @@ LOWCOMM_INLINE Floats held(Floats x, float largest) {
 // A narrower type: kLanes of its codes, at any address, between memory and floats. `rounded` takes magnitudes up to
 // `kLargest`; `put` any float, as the hardware's conversions do.
 struct Half {
-  typedef Code16 Code;
   static constexpr float kLargest = 65504;
   LOWCOMM_INLINE Floats get(const void* p) { return floatsOfHalves(p); }
   LOWCOMM_INLINE void rounded(void* p, Floats x) { storeAsHalves(p, x); }
@@ -31,7 +30,6 @@ struct Half {
 };
 
 struct Brain {
-  typedef Code16 Code;
   static constexpr float kLargest = 0x1.fep127f;
   LOWCOMM_INLINE Floats get(const void* p) { return (Floats)(loadHalves(p) << 16); }
   LOWCOMM_INLINE Words nearest(Words bits) { return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16; }
@@ -39,26 +37,6 @@ struct Brain {
   LOWCOMM_INLINE void put(void* p, Floats x) {
     const Words bits = (Words)x, quiet = bits >> 16 | 0x40u;
     storeHalves(p, x != x ? quiet : nearest(bits));
-  }
-};
-
-struct Eight {
-  typedef uint8_t Code;
-  static constexpr float kLargest = 448;
-  LOWCOMM_INLINE Floats get(const void* p) {
-    const Words code = loadBytes(p), magnitude = code & 0x7fu;
-    const Words normal = (magnitude << 20) + (120u << 23);
-    const Words small = (Words)(__builtin_convertvector((Integers)magnitude, Floats) * 0x1p-9f);
-    Words bits = magnitude < 8u ? small : normal;
-    bits = magnitude == 0x7fu ? splatWord(0x7fc00000u) : bits;
-    return (Floats)(bits | (code & 0x80u) << 24);
-  }
-  LOWCOMM_INLINE void rounded(void* p, Floats x) {
-    const Words bits = (Words)x, magnitude = bits & kMagnitude;
-    const Words small = (Words)((Floats)magnitude + 0x1p14f) - 0x46800000u;  // the bits of 2^14
-    const Words normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
-    const Words code = (Integers)magnitude < (Integers)splatWord(0x3c800000u) ? small : normal;
-    storeBytes(p, code | (bits >> 24 & 0x80u));
   }
 };
 
@@ -99,9 +77,9 @@ struct LargestMagnitude {
 };
 
 template <class Type>
-bool narrow(typename Type::Code* y, const float* x, size_t count) {
+bool narrow(Code16* y, const float* x, size_t count) {
   LargestMagnitude seen;
-  eachRegister(y, x, count, [&](typename Type::Code* to, const float* from) {
+  eachRegister(y, x, count, [&](Code16* to, const float* from) {
     const Floats v = load(from);
     seen.see(v);
     Type::rounded(to, held(v, Type::kLargest));
@@ -120,9 +98,9 @@ void expand(float* y, const uint16_t* x, size_t count) {
 }
 
 template <class Type, bool kAdd>
-bool widen(float* y, const typename Type::Code* x, size_t count) {
+bool widen(float* y, const Code16* x, size_t count) {
   LargestMagnitude seen;
-  eachRegister(y, x, count, [&](float* to, const typename Type::Code* from) {
+  eachRegister(y, x, count, [&](float* to, const Code16* from) {
     const Floats v = Type::get(from);
     seen.see(v);
     store(to, kAdd ? load(to) + v : v);
@@ -159,21 +137,21 @@ bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
 }  // namespace lowcomm
 
 // The loops that a table points to (kernels/isa/table.h).
-#define LOWCOMM_CAST_FORM(form)                                                                            \
-  namespace lowcomm::form {                                                                                \
-  void halvesToFloats(float* y, const uint16_t* x, size_t count) {                                         \
-    expand<Half>(y, x, count);                                                                             \
-  }                                                                                                        \
-  void floatsToHalves(uint16_t* y, const float* x, size_t count) {                                         \
-    convert<Half>(y, x, count);                                                                            \
-  }                                                                                                        \
-  void brainsToFloats(float* y, const uint16_t* x, size_t count) {                                         \
-    expand<Brain>(y, x, count);                                                                            \
-  }                                                                                                        \
-  void floatsToBrains(uint16_t* y, const float* x, size_t count) {                                         \
-    convert<Brain>(y, x, count);                                                                           \
-  }                                                                                                        \
-  constexpr CastKernels kCasts = {                                                                         \
-      narrow<Half>,        narrow<Brain>,     narrow<Eight>,      widen<Half, false>, widen<Brain, false>, \
-      widen<Eight, false>, widen<Half, true>, widen<Brain, true>, widen<Eight, true>, copy};               \
+#define LOWCOMM_CAST_FORM(form)                                                                      \
+  namespace lowcomm::form {                                                                          \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count) {                                   \
+    expand<Half>(y, x, count);                                                                       \
+  }                                                                                                  \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count) {                                   \
+    convert<Half>(y, x, count);                                                                      \
+  }                                                                                                  \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count) {                                   \
+    expand<Brain>(y, x, count);                                                                      \
+  }                                                                                                  \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count) {                                   \
+    convert<Brain>(y, x, count);                                                                     \
+  }                                                                                                  \
+  constexpr CastKernels kCasts = {                                                                   \
+      narrow<Half>,       narrow<Brain>, widen<Half, false>, widen<Brain, false>, widen<Half, true>, \
+      widen<Brain, true>, copy};                                                                     \
   }

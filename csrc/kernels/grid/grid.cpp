@@ -138,7 +138,7 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
         if (kRule == GridRule::dithered) {
           const float dither = drawBucket(first_bucket + bucket, key);
           magic = 256.0f + dither;
-          if (form.shifted) base = shiftedBase(base, scale.step, dither);
+          base = shiftedBase(base, scale.step, dither);
         }
         meta = putScale(putScale(meta, base, form.bf16), scale.step, form.bf16);
       }

@@ -104,7 +104,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       makeScales(scales, buckets, kLevels, form);
       if (kDithered) {
         float bases[kMaxBuckets];
-        ditherScales(scales, bases, dithers, buckets, number, form, key);
+        ditherScales(scales, bases, dithers, buckets, number, key);
         meta = writeMeta(meta, scales, bases, buckets, form.bf16);
         number += buckets;
       } else {

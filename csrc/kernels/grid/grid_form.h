@@ -11,8 +11,8 @@ struct Codebook;
 enum class GridRule : uint8_t {
   nearest,     // minmax
   stochastic,  // qsgd: a random byte an element
-  dithered,    // dither, lattice: one random number a bucket
-  centred,     // sym, mid, tern: nearest on a grid around 0
+  dithered,    // lattice: one random number a bucket
+  centred,     // sym, mid: nearest on a grid around 0
   sign,        // sign1: below 0 or not; at 1 bit only
   levels,      // by the thresholds of a codebook between a bucket's ends: kernels/codebook/codebook.h has the loops
   gauss,       // by those of one around 0; the loops there too
@@ -26,7 +26,6 @@ enum class GridValue : uint8_t { affine, centred, levels, gauss };
 struct GridForm {
   uint32_t bucket = 0;  // elements sharing one scale, a power of two from 64 on
   bool bf16 = false;  // metadata are bfloat16: rounded so that no element falls off the grid, and encoded with as sent
-  bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
 
   // Memory that will be read once the elements are encoded: 4 bytes an element from here on are fetched in
   // passing, without access to them. Null: what lies 8 KiB after the elements themselves.

@@ -152,12 +152,12 @@ LOWCOMM_ONCE void drawDithers(Dithers& dithers, uint64_t first, const PhiloxKey&
 // Each bucket's own random number into scales.magic, and the bases to send; `number` is the first bucket's in the whole
 // tensor.
 LOWCOMM_INLINE void ditherScales(Scales& scales, float* bases, Dithers& dithers, size_t buckets, uint64_t number,
-                                 const GridForm& form, const PhiloxKey& key) {
+                                 const PhiloxKey& key) {
   for (size_t i = 0; i < buckets; ++i, ++number) {
     if (number / kLanes * kLanes != dithers.first) drawDithers(dithers, number / kLanes * kLanes, key);
     const float dither = dithers.of[number % kLanes];
     scales.magic[i] = 256.0f + dither;
-    bases[i] = form.shifted ? shiftedBase(scales.base[i], scales.step[i], dither) : scales.base[i];
+    bases[i] = shiftedBase(scales.base[i], scales.step[i], dither);
   }
 }
 

@@ -25,23 +25,15 @@ LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
   return (Words)_mm256_blend_epi32((__m256i)even, _mm256_slli_epi64((__m256i)odd, 32), 0xAA);
 }
 
-// kLanes elements of 16 and of 8 bits, zero-extended.
+// kLanes elements of 16 bits, zero-extended.
 LOWCOMM_LANES Words loadHalves(const void* p) {
   return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
 }
-LOWCOMM_LANES Words loadBytes(const void* p) {
-  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-}
 
-// The low 16 or 8 bits of values that fit them.
+// The low 16 bits of values that fit them.
 LOWCOMM_LANES void storeHalves(void* p, Words v) {
   const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
-}
-LOWCOMM_LANES void storeBytes(void* p, Words v) {
-  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
-  const __m128i halves = _mm_packus_epi32(low, high);
-  _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(halves, halves));
 }
 
 LOWCOMM_LANES Floats floatsOfHalves(const void* p) {

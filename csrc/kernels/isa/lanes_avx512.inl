@@ -25,20 +25,14 @@ LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
   return (Words)_mm512_mask_mov_epi32((__m512i)even, 0xAAAA, _mm512_slli_epi64((__m512i)odd, 32));
 }
 
-// kLanes elements of 16 and of 8 bits, zero-extended.
+// kLanes elements of 16 bits, zero-extended.
 LOWCOMM_LANES Words loadHalves(const void* p) {
   return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
 }
-LOWCOMM_LANES Words loadBytes(const void* p) {
-  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-}
 
-// The low 16 or 8 bits of values that fit them.
+// The low 16 bits of values that fit them.
 LOWCOMM_LANES void storeHalves(void* p, Words v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
-}
-LOWCOMM_LANES void storeBytes(void* p, Words v) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
 }
 
 LOWCOMM_LANES Floats floatsOfHalves(const void* p) {

@@ -9,36 +9,22 @@ namespace {
 
 #define LOWCOMM_LANES static inline __attribute__((always_inline, unused))
 
-// kLanes elements of 16 and of 8 bits, zero-extended.
-template <typename Narrow>
-LOWCOMM_LANES Words widened(const void* p) {
-  Narrow from[kLanes];
+// kLanes elements of 16 bits, zero-extended.
+LOWCOMM_LANES Words loadHalves(const void* p) {
+  uint16_t from[kLanes];
   __builtin_memcpy(from, p, sizeof(from));
   Words v{};
   for (int i = 0; i < kLanes; ++i)
     v[i] = from[i];
   return v;
 }
-LOWCOMM_LANES Words loadHalves(const void* p) {
-  return widened<uint16_t>(p);
-}
-LOWCOMM_LANES Words loadBytes(const void* p) {
-  return widened<uint8_t>(p);
-}
 
-// The low 16 or 8 bits of values that fit them.
-template <typename Narrow>
-LOWCOMM_LANES void storeNarrow(void* p, Words v) {
-  Narrow to[kLanes];
-  for (int i = 0; i < kLanes; ++i)
-    to[i] = static_cast<Narrow>(v[i]);
-  __builtin_memcpy(p, to, sizeof(to));
-}
+// The low 16 bits of values that fit them.
 LOWCOMM_LANES void storeHalves(void* p, Words v) {
-  storeNarrow<uint16_t>(p, v);
-}
-LOWCOMM_LANES void storeBytes(void* p, Words v) {
-  storeNarrow<uint8_t>(p, v);
+  uint16_t to[kLanes];
+  for (int i = 0; i < kLanes; ++i)
+    to[i] = static_cast<uint16_t>(v[i]);
+  __builtin_memcpy(p, to, sizeof(to));
 }
 
 // A bit a lane: whether it is all ones, not 0.

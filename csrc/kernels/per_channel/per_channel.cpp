@@ -241,7 +241,7 @@ bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words,
     if (rule == GridRule::dithered) {
       const float dither = ditherOf(philox(c, {key.seed, key.stream | kBucketStream, key.step}).word[0]);
       magic[c] = 256.0f + dither;
-      if (form.shifted) sent = shiftedBase(sent, scale.step, dither);
+      sent = shiftedBase(sent, scale.step, dither);
     }
     meta = putScale(putScale(meta, sent, form.bf16), scale.step, form.bf16);
   }

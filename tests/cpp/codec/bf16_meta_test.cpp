@@ -27,9 +27,8 @@ class Bf16Meta : public testing::TestWithParam<const KernelTable*> {
 INSTANTIATE_TEST_SUITE_P(Grid, Bf16Meta, testing::ValuesIn(test::allForms()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-const char* const kNames[] = {"minmax1", "minmax2", "minmax4", "minmax7", "minmax8", "qsgd1", "qsgd3",
-                              "qsgd4",   "qsgd8",   "dither1", "dither5", "dither8", "sym2",  "sym4",
-                              "sym8",    "mid1",    "mid4",    "mid6",    "mid8",    "sign1", "tern"};
+const char* const kNames[] = {"minmax1", "minmax2", "minmax4", "minmax7", "minmax8", "qsgd1", "qsgd3", "qsgd4", "qsgd8",
+                              "sym2",    "sym4",    "sym8",    "mid1",    "mid4",    "mid6",  "mid8",  "sign1"};
 
 float number(const Bytes& payload, size_t i) {
   uint16_t bits;
@@ -55,7 +54,7 @@ void expectAffineBound(const CodecSpec& spec, const float* x, const float* y, si
 
 // Half a step, H·2^-8 steps more outside the grid; a step at sym's top.
 void expectCentredBound(const CodecSpec& spec, const float* x, const float* y, size_t n, double step) {
-  const double h = spec.id == CodecId::tern ? 1 : 1 << (spec.bits - 1);
+  const double h = 1 << (spec.bits - 1);
   const float largest =
       std::fabs(*std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
   for (size_t i = 0; i < n; ++i) {

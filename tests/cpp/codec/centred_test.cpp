@@ -1,4 +1,4 @@
-// The laws of the codecs around 0 (sym, mid, sign1, tern), under every kernel form.
+// The laws of the codecs around 0 (sym, mid, sign1), under every kernel form.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,9 +17,9 @@ using test::decoded;
 using test::encoded;
 using test::normal;
 
-constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4", "sym5",          "sym6",          "sym7", "sym8",
-                                     "mid1", "mid2",          "mid3", "mid4",          "mid5",          "mid6", "mid7",
-                                     "mid8", "sym2:range=l2", "tern", "sym8:range=l2", "mid1:range=l2", "sign1"};
+constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4",          "sym5",          "sym6", "sym7", "sym8",
+                                     "mid1", "mid2",          "mid3",          "mid4",          "mid5", "mid6", "mid7",
+                                     "mid8", "sym2:range=l2", "sym8:range=l2", "mid1:range=l2", "sign1"};
 
 class CentredCodecs : public testing::TestWithParam<const KernelTable*> {
  protected:
@@ -41,7 +41,7 @@ float stepOf(const Bytes& payload, size_t bucket) {
 // The largest error that the codec states for x in a bucket with this step and largest magnitude; infinite where it
 // states none.
 double boundOf(const CodecSpec& spec, float x, double step, float largest) {
-  const double h = spec.id == CodecId::tern ? 1 : 1 << (spec.bits - 1);
+  const double h = 1 << (spec.bits - 1);
   const double rounding = double{std::nextafter(largest, INFINITY)} - largest;
   const bool cut = std::fabs(x) > h * step;
   if (spec.id == CodecId::sign1) return std::max(std::fabs(double{x}), step);
@@ -86,12 +86,10 @@ TEST_P(CentredCodecs, RoundTripWithinBoundAndEqualToReference) {
 TEST_P(CentredCodecs, SizesAndLevels) {
   EXPECT_EQ(codec("sym4").encodedBytes(1537, DType::float32), 64u + 832u);
   EXPECT_EQ(codec("sign1:bucket=64").encodedBytes(1537, DType::float32), 128u + 64u * 4);
-  EXPECT_EQ(codec("tern:bucket=64").encodedBytes(512, DType::float32), 64u + 128u);
   const std::vector<float> x = {-4, -1.9f, -0.5f, 0, 0.5f, 1.9f, 2.1f, 4};
   const auto roundtrip = [&](const char* text) { return decoded(codec(text), encoded(codec(text), x), x.size()); };
   EXPECT_EQ(roundtrip("sym2"), (std::vector<float>{-4, -2, 0, 0, 0, 2, 2, 2}));
   EXPECT_EQ(roundtrip("mid2"), (std::vector<float>{-3, -1, -1, 1, 1, 1, 3, 3}));
-  EXPECT_EQ(roundtrip("tern"), (std::vector<float>{-4, 0, 0, 0, 0, 0, 4, 4}));
   const float mean = (8 + 3.8f + 1 + 2.1f) / 8;
   EXPECT_EQ(roundtrip("sign1"), (std::vector<float>{-mean, -mean, -mean, mean, mean, mean, mean, mean}));
   EXPECT_EQ(roundtrip("mid1"), (std::vector<float>{-2, -2, -2, 2, 2, 2, 2, 2}));
@@ -163,12 +161,11 @@ TEST_P(CentredCodecs, EveryLargestMagnitudeHasACode) {
     x[i] = floatOf(0x3f800000u | (generator() & 0x7fffffu));
     x[i + 1] = -x[i];
   }
-  for (const char* family : {"sym8", "mid8", "mid1", "sym2", "tern"}) {
+  for (const char* family : {"sym8", "mid8", "mid1", "sym2"}) {
     const GridCodec c = codec(family, 64);
     const Bytes payload = encoded(c, x);
     const std::vector<float> y = decoded(c, payload, x.size());
-    const float h = c.spec().id == CodecId::tern ? 1.0f : static_cast<float>(1 << (c.spec().bits - 1));
-    const float top = family[0] == 's' ? h - 1 : family[0] == 'm' ? h - 0.5f : h;
+    const float h = static_cast<float>(1 << (c.spec().bits - 1)), top = family[0] == 's' ? h - 1 : h - 0.5f;
     for (size_t i = 0; i < x.size(); i += 64) {
       const float step = stepOf(payload, i / 64);
       ASSERT_EQ(step, x[i] / h);
@@ -179,14 +176,14 @@ TEST_P(CentredCodecs, EveryLargestMagnitudeHasACode) {
 }
 
 TEST_P(CentredCodecs, HalfInputIsConvertedFirst) {
-  for (const char* text : {"sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536", "tern:bucket=128"}) {
+  for (const char* text : {"sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536"}) {
     for (size_t n : {1, 513, 5000, 140000})
       test::expectConvertedFirst(codec(text), n);
   }
 }
 
 TEST_P(CentredCodecs, CuttingChangesNothing) {
-  for (const char* text : {"sym4:bucket=64", "mid3", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
+  for (const char* text : {"sym4:bucket=64", "mid3", "sign1:bucket=4096", "sym2:range=l2"}) {
     const GridCodec c = codec(text);
     const uint64_t granule = c.granularity(), n = 5 * granule + 333;
     const std::vector<float> x = normal(n, 2), whole = decoded(c, encoded(c, x), n);
@@ -201,7 +198,7 @@ TEST_P(CentredCodecs, CuttingChangesNothing) {
 }
 
 TEST_P(CentredCodecs, NonFiniteIsRefusedWithItsPosition) {
-  for (const char* text : {"sym4:bucket=64", "mid8", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
+  for (const char* text : {"sym4:bucket=64", "mid8", "sign1:bucket=4096", "sym2:range=l2"}) {
     const GridCodec c = codec(text);
     for (size_t n : {1, 17, 513, 5000}) {
       for (size_t at : {size_t{0}, size_t{15}, size_t{31}, size_t{32}, size_t{64}, size_t{511}, size_t{4096}, n - 1}) {
@@ -223,13 +220,11 @@ TEST_P(CentredCodecs, NonFiniteIsRefusedWithItsPosition) {
 }
 
 TEST_P(CentredCodecs, PayloadsThatAreNone) {
-  for (const char* text : {"sym3:bucket=64", "mid8:bucket=64", "sign1", "mid5:bucket=256", "tern:bucket=64"}) {
+  for (const char* text : {"sym3:bucket=64", "mid8:bucket=64", "sign1", "mid5:bucket=256"}) {
     const GridCodec c = codec(text);
-    const bool tern = c.spec().id == CodecId::tern;
     for (size_t n : {1, 18, 530, 600}) {
       const Bytes good = encoded(c, std::vector<float>(n, 0.0f));
-      // tern's zeros have code 1: with the other bit too it is 3, which is none.
-      test::expectIdleBitsAreRefused(c, good, n, 4, tern ? n : n * c.spec().bits);
+      test::expectIdleBitsAreRefused(c, good, n, 4, n * c.spec().bits);
     }
   }
 }
@@ -237,8 +232,8 @@ TEST_P(CentredCodecs, PayloadsThatAreNone) {
 // A reader takes any finite step. The values of a step that no writer sends are open, but all forms decode the same
 // ones, except for the sign of a zero: a step of -0 is left out.
 TEST_P(CentredCodecs, ForeignStepsAreReadTheSame) {
-  for (const char* text : {"sign1:bucket=64", "sign1:axis=channel,C=1", "sym4:bucket=64", "mid3:bucket=64",
-                           "tern:bucket=64", "sign1:bucket=64,meta=bf16"}) {
+  for (const char* text :
+       {"sign1:bucket=64", "sign1:axis=channel,C=1", "sym4:bucket=64", "mid3:bucket=64", "sign1:bucket=64,meta=bf16"}) {
     const auto codec = test::codecOf(text, *GetParam()), scalar = test::codecOf(text, *scalarKernels());
     Bytes payload = encoded(*codec, normal(64, 1));
     for (float step : {0x1p127f, -0x1p127f, 0x1.fep127f, -1.0f}) {

@@ -69,7 +69,7 @@ TEST(FusedDelta, BothSidesHaveTheSameMemory) {
 
 // A channel's scale depends on the whole tensor: the same bits in two passes.
 TEST(FusedDelta, OfChannels) {
-  for (const char* text : {"sym4:axis=channel", "sym2:axis=channel,meta=bf16", "mid8:axis=channel", "tern:axis=channel",
+  for (const char* text : {"sym4:axis=channel", "sym2:axis=channel,meta=bf16", "mid8:axis=channel",
                            "sym3:axis=channel,range=l2", "minmax4:axis=channel"}) {
     for (size_t channels : {1, 40, 768, 1024, 5000}) {
       const std::string whole = std::string(text) + ",C=" + std::to_string(channels);

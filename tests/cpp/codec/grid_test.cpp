@@ -32,7 +32,7 @@ float ulpOf(float magnitude) {
   return std::nextafter(magnitude, INFINITY) - magnitude;
 }
 
-// |error| <= 0.5002 step + ulp for minmax (2 ulp for lattice), < step + ulp for qsgd and dither, per element.
+// |error| <= 0.5002 step + ulp for minmax (2 ulp for lattice), < step + ulp for qsgd, per element.
 void expectBound(const GridCodec& codec, const std::vector<float>& x, const Bytes& payload,
                  const std::vector<float>& y) {
   const size_t bucket = codec.spec().bucket;
@@ -66,7 +66,7 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
   for (size_t bucket : {64, 128, 256, 512, 1024, 4096, 65536}) {
     for (size_t n : test::edgeSizes(bucket)) {
       const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);
-      for (const char* family : {"minmax", "qsgd", "dither", "lattice"}) {
+      for (const char* family : {"minmax", "qsgd", "lattice"}) {
         for (int bits = 1; bits <= 8; ++bits) {
           if (bucket == 65536 && bits != 4 && bits != 7) continue;  // the loops are those of 4096
           const GridCodec c = codec(family, bits, bucket);
@@ -83,8 +83,8 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
 }
 
 TEST_P(EveryForm, HalfInputIsConvertedFirst) {
-  for (const char* text : {"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096",
-                           "lattice4:bucket=64", "dither2:bucket=16384"}) {
+  for (const char* text :
+       {"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096", "lattice4:bucket=64"}) {
     const GridCodec c = codec(text);
     for (size_t n : {0, 1, 513, 2048, 5000, 70001, 140000}) {
       std::vector<float> x = normal(n, 5);
@@ -148,8 +148,8 @@ TEST_P(EveryForm, OffsetsBeyondTheCountersLowWord) {
 }
 
 TEST_P(EveryForm, CuttingChangesNothing) {
-  for (const char* text : {"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512",
-                           "dither4:bucket=64", "lattice3:bucket=2048"}) {
+  for (const char* text :
+       {"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512", "lattice3:bucket=2048"}) {
     const GridCodec c = codec(text);
     const uint64_t granule = c.granularity(), n = 5 * granule + 333;
     const std::vector<float> x = normal(n, 2);
@@ -165,7 +165,7 @@ TEST_P(EveryForm, CuttingChangesNothing) {
 }
 
 TEST_P(EveryForm, DifficultRanges) {
-  for (const char* family : {"minmax", "qsgd", "dither", "lattice"}) {
+  for (const char* family : {"minmax", "qsgd", "lattice"}) {
     for (int bits : {1, 4, 8}) {
       const GridCodec c = codec(family, bits, 64);
       const auto check = [&](const std::vector<float>& x) {

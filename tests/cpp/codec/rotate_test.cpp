@@ -24,13 +24,11 @@ const std::string kTexts[] = {"minmax4:rotate=1",
                               "minmax8:bucket=512,meta=bf16,rotate=1",
                               "qsgd4:bucket=512,meta=bf16,rotate=1",
                               "qsgd3:bucket=4096,rotate=1",
-                              "dither5:bucket=512,rotate=1",
                               "lattice4:rotate=1",
                               "sym4:bucket=512,rotate=1",
                               "sym2:bucket=2048,range=l2,rotate=1",
                               "mid3:bucket=512,meta=bf16,rotate=1",
                               "sign1:rotate=1",
-                              "tern:bucket=512,rotate=1",
                               "gauss1",
                               "gauss2",
                               "gauss3:bucket=1024",
@@ -184,7 +182,7 @@ TEST_P(RotatedCodecs, EqualToReference) {
 // A rotated codec loses as much as its plain form loses of the rotated elements: the law of every grid codec, since
 // lengths stay as they are.
 TEST_P(RotatedCodecs, ErrsAsThePlainCodecDoesOfRotatedElements) {
-  for (const char* text : {"minmax4", "qsgd4", "sym3", "mid2", "sign1", "tern", "minmax4:meta=bf16"}) {
+  for (const char* text : {"minmax4", "qsgd4", "sym3", "mid2", "sign1", "minmax4:meta=bf16"}) {
     const std::string plain = std::string(text) + (std::strchr(text, ':') ? "," : ":") + "bucket=512";
     const GridCodec grid = codec(plain), c = codec(plain + ",rotate=1");
     for (size_t n : {size_t{512}, size_t{4096}}) {
@@ -239,8 +237,6 @@ TEST_P(RotatedCodecs, LanesWithoutAnElement) {
         EXPECT_NEAR(scale, *low, std::fabs(*low) / 100) << text;
       } else if (c.spec().id == CodecId::gauss) {
         EXPECT_NEAR(scale, rms, rms / 250) << text;
-      } else if (c.spec().id == CodecId::tern) {
-        EXPECT_EQ(scale, std::max(-*low, *high)) << text;
       }
     }
   }

@@ -25,13 +25,11 @@ const std::string kTexts[] = {"gauss2",
                               "minmax3",
                               "minmax4:bucket=512,meta=bf16,rotate=1",
                               "qsgd4:bucket=256",
-                              "dither5:bucket=128",
                               "lattice4:bucket=64",
                               "sym4",
                               "sym2:bucket=64,range=l2",
                               "mid3:bucket=128,meta=bf16",
-                              "sign1:bucket=64",
-                              "tern:bucket=512,rotate=1"};
+                              "sign1:bucket=64"};
 const uint64_t kUnits[] = {1, 3, 16, 17, 40, 64, 100, 300, 512, 576, 768, 896, 1000, 1024, 1600, 2100};
 const Draws kDraws{7, 3, 2};
 
@@ -93,7 +91,7 @@ TEST_P(UnitCodecs, ElementsWithoutUnitsTellOfOthers) {
 
 // By the definition: parts are tensors, of which those without a rotation have a codec of their own, too.
 TEST_P(UnitCodecs, PartsAreTensors) {
-  for (const std::string name : {"minmax4", "sym3", "qsgd5", "dither4"}) {
+  for (const std::string name : {"minmax4", "sym3", "qsgd5", "lattice4"}) {
     constexpr size_t kUnit = 2 * 256 + 128 + 64 - 5, kCount = 11;
     const std::vector<float> x = normal(kUnit * kCount, 8);
     const auto codec = codecOf(name + ":bucket=256,unit=" + std::to_string(kUnit), *GetParam());

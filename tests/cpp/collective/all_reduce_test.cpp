@@ -73,7 +73,7 @@ Bytes byHand(const std::vector<Bytes>& inputs, const CodecSpec& codec, DType dty
 
 TEST(Slices, CoverATensorInWholeUnits) {
   for (const char* text : {"sym4:bucket=1024", "qsgd8:bucket=64", "fp16", "topk", "qsgd8:bucket=tensor",
-                           "dither4:axis=channel,C=24", "minmax8:bucket=65536"}) {
+                           "lattice4:axis=channel,C=24", "minmax8:bucket=65536"}) {
     const CodecSpec codec = CodecSpec::parse(text);
     for (int ranks : {1, 2, 3, 12}) {
       for (uint64_t n : {0, 24, 504, 1032, 100008, 1 << 20}) {
@@ -90,7 +90,7 @@ TEST(Slices, CoverATensorInWholeUnits) {
     }
   }
   // A unit is a bucket, a block or a row: nobody gets part of one but the last.
-  const auto rows = slicesOf(1032, CodecSpec::parse("dither4:axis=channel,C=24"), 3);  // 43 rows
+  const auto rows = slicesOf(1032, CodecSpec::parse("lattice4:axis=channel,C=24"), 3);  // 43 rows
   EXPECT_EQ(rows[0].count, 15u * 24);
   EXPECT_EQ(rows[2], (Slice{720, 312}));
   EXPECT_EQ(slicesOf(3000, CodecSpec::parse("sym4:bucket=1024"), 2), (std::vector<Slice>{{0, 2048}, {2048, 952}}));

@@ -26,7 +26,6 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
     case CodecId::fp16:
     case CodecId::bf16:
       return roundedUp(n * 2, 64);
-    case CodecId::fp8e4m3:
     case CodecId::logbyte:
       return roundedUp(n, 64);
     case CodecId::log9:
@@ -48,7 +47,7 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
   if (segment.codec.rotate || segment.codec.id == CodecId::gauss) n = roundedUp(n, 512);
   const uint64_t rows = roundedUp(n % 512, 16) / 16;
   const bool step_only =
-      (segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern) || segment.codec.id == CodecId::gauss;
+      (segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::sign1) || segment.codec.id == CodecId::gauss;
   const uint64_t m = (step_only ? 4 : 8) / (segment.codec.meta == Meta::bf16 ? 2 : 1);
   return roundedUp(m * buckets, 64) + 64 * (b * (n / 512) + roundedUp(rows * b, 32) / 32);
 }
@@ -154,12 +153,10 @@ TEST(Filling, OneSegment) {
                             "qsgd8:bucket=65536",
                             "sym4:bucket=64",
                             "sign1",
-                            "tern:bucket=128",
                             "minmax4:bucket=64,meta=bf16",
                             "sym2:bucket=64,meta=bf16",
                             "fp16",
                             "bf16",
-                            "fp8e4m3",
                             "logbyte",
                             "log9",
                             "topk:keep=0.01",

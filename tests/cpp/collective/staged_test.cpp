@@ -232,7 +232,7 @@ TEST(Staged, RootedOnesHaveTheHostsBits) {
 }
 
 TEST(Staged, AllToAllHasTheHostsBits) {
-  for (const char* name : {"none", "qsgd4:bucket=64", "fp8e4m3", "topk"}) {
+  for (const char* name : {"none", "qsgd4:bucket=64", "bf16", "topk"}) {
     for (int size : {2, 3}) {
       Ranks ranks(size);
       // From a to b.

@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, TensorBucket, testing::ValuesIn(test::allForms()
 
 // A tensor no longer than a bucket has one anyway: the bytes are the same.
 TEST_P(TensorBucket, IsABucketThatIsLargeEnough) {
-  for (const char* name : {"minmax1", "minmax4", "qsgd8", "dither3", "lattice4", "sym5", "mid2", "sign1", "tern"}) {
+  for (const char* name : {"minmax1", "minmax4", "qsgd8", "lattice4", "sym5", "mid2", "sign1"}) {
     for (const char* options : {"", ",meta=bf16"}) {
       if (name[0] == 'l' && *options) continue;
       const auto c = test::codecOf(std::string(name) + ":bucket=tensor" + options, *GetParam());

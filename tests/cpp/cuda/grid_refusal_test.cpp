@@ -28,8 +28,8 @@ constexpr float kBad[] = {0x1p126f, -0x1p126f, INFINITY, -INFINITY};
 
 TEST_F(CudaRefusals, NonFiniteElementsAreRefused) {
   for (float bad : {kNan, -kNan, kBad[0], kBad[1], kBad[2], kBad[3]}) {
-    for (const char* text : {"minmax4:bucket=64", "qsgd4:bucket=1024", "dither4:bucket=4096", "sym4:bucket=64",
-                             "mid4:bucket=1024,range=l2", "sign1:bucket=4096", "tern:bucket=512"}) {
+    for (const char* text : {"minmax4:bucket=64", "qsgd4:bucket=1024", "sym4:bucket=64", "mid4:bucket=1024,range=l2",
+                             "sign1:bucket=4096"}) {
       for (size_t at : {size_t{0}, size_t{700}, size_t{5000}}) {
         std::vector<float> x = normal(5001, 9);
         x[at] = bad;
@@ -53,9 +53,9 @@ TEST_F(CudaRefusals, BucketsArePoisonedAsOnTheHost) {
   std::fill(x.begin() + 5120, x.begin() + 5184, kNan);
   x[5130] = -INFINITY;
   x[5999] = kNan;
-  for (const char* text : {"minmax4:bucket=64", "qsgd3:bucket=1024", "lattice5:bucket=2048",
-                           "minmax8:bucket=128,meta=bf16", "sym4:bucket=64", "mid3:bucket=1024,range=l2",
-                           "sym5:bucket=4096,range=l2,meta=bf16", "sign1:bucket=256", "tern:bucket=512"}) {
+  for (const char* text :
+       {"minmax4:bucket=64", "qsgd3:bucket=1024", "lattice5:bucket=2048", "minmax8:bucket=128,meta=bf16",
+        "sym4:bucket=64", "mid3:bucket=1024,range=l2", "sym5:bucket=4096,range=l2,meta=bf16", "sign1:bucket=256"}) {
     const std::string poisons = std::string(text) + ",nonfinite=poison";
     ASSERT_NO_FATAL_FAILURE(expectSame(poisons, x));
     for (DType dtype : {DType::float16, DType::bfloat16})
@@ -69,7 +69,6 @@ TEST_F(CudaRefusals, PayloadsThatAReaderRefuses) {
   EXPECT_GT(agreedRefusals(Case("sym3:bucket=64"), kCount, 64, 64 + 3 * 64), 24u + 15 * 3);
   EXPECT_GT(agreedRefusals(Case("minmax3:bucket=64,meta=bf16"), kCount, 64, 64 + 3 * 64), 24u + 15 * 3);
   EXPECT_GT(agreedRefusals(Case("sign1:bucket=64,meta=bf16"), kCount, 64, 64 + 64), 44u + 15);
-  EXPECT_GT(agreedRefusals(Case("tern:bucket=64"), kCount, 64, 64 + 2 * 64), 24u + 15 * 2);
 }
 
 TEST_F(CudaRefusals, PoisonIsRefusedUnderOtherPolicies) {

@@ -32,7 +32,7 @@ std::vector<std::string> allTexts(uint32_t bucket) {
   for (const GridFamily& family : kGridFamilies) {
     if (family.book) continue;  // in codebook_test.cpp
     for (int bits = family.least_bits; bits <= family.most_bits; ++bits) {
-      const std::string name = std::string(family.name) + (family.named() ? std::to_string(bits) : "");
+      const std::string name = std::string(family.name) + std::to_string(bits);
       const std::string text = name + ":bucket=" + std::to_string(bucket);
       texts.push_back(text);
       if (family.bf16()) texts.push_back(text + ",meta=bf16");
@@ -55,7 +55,7 @@ TEST_F(CudaGrid, EveryWidthAndSizeEqualsScalar) {
 
 TEST_F(CudaGrid, EveryCodecBucketAndSizeEqualsScalar) {
   for (uint32_t bucket : {64u, 128u, 256u, 512u, 1024u, 2048u}) {
-    for (const char* name : {"minmax4", "qsgd3", "dither5", "lattice4", "sym4", "mid3", "sign1", "tern"}) {
+    for (const char* name : {"minmax4", "qsgd3", "lattice4", "sym4", "mid3", "sign1"}) {
       const std::string text = std::string(name) + ":bucket=" + std::to_string(bucket);
       const bool l2 = gridFamily(CodecSpec::parse(text).id)->l2;
       for (size_t n : {size_t{0}, size_t{1}, size_t{63}, size_t{513}, size_t{bucket} - 1, size_t{bucket},
@@ -80,7 +80,7 @@ TEST_F(CudaGrid, EveryTextEqualsScalar) {
 }
 
 TEST_F(CudaGrid, LargeBuckets) {
-  for (const char* name : {"minmax4", "qsgd5", "lattice4", "sym4", "mid3", "sign1", "tern"}) {
+  for (const char* name : {"minmax4", "qsgd5", "lattice4", "sym4", "mid3", "sign1"}) {
     for (uint32_t bucket : {8192u, 65536u}) {
       std::string text = std::string(name) + ":bucket=" + std::to_string(bucket);
       if (gridFamily(CodecSpec::parse(text).id)->l2) text += ",range=l2";
@@ -97,7 +97,7 @@ TEST_F(CudaGrid, MoreThanALaunchHoldsAtOnce) {
 }
 
 TEST_F(CudaGrid, BlocksBeyond2To36Elements) {
-  for (const char* name : {"qsgd4", "dither4", "lattice4"}) {
+  for (const char* name : {"qsgd4", "lattice4"}) {
     for (uint32_t bucket : {64u, 1024u, 4096u}) {
       for (uint64_t block : {uint64_t{128}, kFarBlock}) {
         const std::string text = std::string(name) + ":bucket=" + std::to_string(bucket);
@@ -119,7 +119,7 @@ TEST_F(CudaGrid, UnalignedElements) {
 TEST_F(CudaGrid, SixteenBitElements) {
   for (const char* text :
        {"minmax8:bucket=1024", "qsgd4:bucket=64,meta=bf16", "lattice3:bucket=65536", "qsgd5:bucket=4096",
-        "sym8:bucket=256", "mid4:bucket=1024,range=l2,meta=bf16", "sign1:bucket=2048", "tern:bucket=128"}) {
+        "sym8:bucket=256", "mid4:bucket=1024,range=l2,meta=bf16", "sign1:bucket=2048"}) {
     const Case c(text);
     for (size_t n : {0, 1, 513, 2048, 5000, 70001}) {
       for (size_t offset : {0, 1}) {
@@ -145,7 +145,7 @@ TEST_F(CudaGrid, ZerosSubnormalsAndWideRanges) {
     for (const char* text :
          {"minmax4:bucket=64", "qsgd7:bucket=1024", "qsgd2:bucket=4096", "lattice4:bucket=128",
           "minmax4:bucket=64,meta=bf16", "sym4:bucket=256", "sym4:bucket=256,range=l2", "mid3:bucket=1024",
-          "mid4:bucket=4096,range=l2,meta=bf16", "sign1:bucket=512", "sign1:bucket=64,meta=bf16", "tern:bucket=64"}) {
+          "mid4:bucket=4096,range=l2,meta=bf16", "sign1:bucket=512", "sign1:bucket=64,meta=bf16"}) {
       const Case c(text);
       const GridCodec& codec = c.codec;
       uint32_t refused = 0;

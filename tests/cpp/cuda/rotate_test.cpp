@@ -27,9 +27,7 @@ using CudaRotated = test::OnCuda;
 std::string textOf(const GridFamily& family, uint32_t bucket, size_t turn) {
   const int widths = family.most_bits - family.least_bits + 1,
             bits = family.least_bits + static_cast<int>(turn) % widths;
-  std::string text(family.name);
-  if (family.named()) text += std::to_string(bits);
-  text += ":bucket=" + std::to_string(bucket);
+  std::string text = std::string(family.name) + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
   if (family.rotation == Rotation::option) text += ",rotate=1";
   if (family.bf16() && turn / 2 % 2 == 0) text += ",meta=bf16";
   if (family.l2 && turn / 4 % 2 == 0) text += ",range=l2";
@@ -92,7 +90,7 @@ TEST_F(CudaRotated, FewElementsInTheLastBlock) {
 TEST_F(CudaRotated, LargeBucketsAndFarBlocks) {
   for (const char* text : {"minmax4:bucket=65536,rotate=1", "gauss4:bucket=16384"})
     ASSERT_NO_FATAL_FAILURE(expectSame(text, elements(17 * 1024 + 5)));
-  for (const char* text : {"qsgd4:bucket=512,rotate=1", "dither3:rotate=1", "lattice4:bucket=2048,rotate=1"}) {
+  for (const char* text : {"qsgd4:bucket=512,rotate=1", "lattice4:bucket=2048,rotate=1"}) {
     for (uint64_t block : {uint64_t{128}, test::kFarBlock})
       ASSERT_NO_FATAL_FAILURE(expectSame(text, elements(2048 + 513), block));
   }
@@ -131,7 +129,7 @@ TEST_F(CudaRotated, ZerosSubnormalsAndWideRanges) {
 constexpr float kBad[] = {0x1p120f, -0x1p126f, INFINITY, -INFINITY};
 
 TEST_F(CudaRotated, ElementsAboveTheLimitAreRefused) {
-  for (const char* text : {"minmax4:bucket=512,rotate=1", "tern:rotate=1", "gauss4", "dither4:bucket=2048,rotate=1",
+  for (const char* text : {"minmax4:bucket=512,rotate=1", "gauss4", "lattice4:bucket=2048,rotate=1",
                            "sym4:bucket=2048,range=l2,rotate=1"}) {
     for (size_t at : {size_t{0}, size_t{700}, size_t{2560}}) {
       std::vector<float> x = normal(2561, 9);  // the last block has one element
@@ -153,9 +151,8 @@ TEST_F(CudaRotated, BucketsArePoisonedAsOnTheHost) {
   std::fill(x.begin() + 2048, x.begin() + 2560, kNan);
   x[2100] = -INFINITY;
   x.back() = kNan;
-  for (const char* text :
-       {"minmax4:bucket=512,rotate=1", "qsgd3:rotate=1", "lattice5:bucket=2048,rotate=1", "sign1:bucket=2048,rotate=1",
-        "tern:bucket=512,rotate=1", "gauss4:bucket=512", "gauss8:bucket=1024"}) {
+  for (const char* text : {"minmax4:bucket=512,rotate=1", "qsgd3:rotate=1", "lattice5:bucket=2048,rotate=1",
+                           "sign1:bucket=2048,rotate=1", "gauss4:bucket=512", "gauss8:bucket=1024"}) {
     const Case c(std::string(text) + ",nonfinite=poison");
     ASSERT_NO_FATAL_FAILURE(expectSame(c, x));
     for (DType dtype : {DType::float16, DType::bfloat16})
@@ -167,7 +164,6 @@ TEST_F(CudaRotated, BucketsArePoisonedAsOnTheHost) {
 TEST_F(CudaRotated, PayloadsThatAReaderRefuses) {
   EXPECT_GT(agreedRefusals(Case("minmax3:bucket=512,rotate=1"), 5, 64, 64, 13), 56u + 3 * 11 * 32 / 13 - 1);
   EXPECT_GT(agreedRefusals(Case("gauss4"), 517, 0, 64 + 4 * 64, 29), 4u * 11 * 32 / 29 - 1);
-  EXPECT_GT(agreedRefusals(Case("tern:bucket=1024,rotate=1"), 5, 0, 64, 13), 2u * 11 * 32 / 13);
   // All bits of a block with 16 elements are some element's.
   EXPECT_EQ(agreedRefusals(Case("gauss1"), 528, 0, 64, 29), 0u);
 }

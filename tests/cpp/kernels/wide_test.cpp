@@ -91,7 +91,6 @@ TEST(SixteenLanes, GiveTheBytesAndValuesOfScalar) {
       expectScalarsAtWidths<GridRule::stochastic>(form);
       expectScalarsAtWidths<GridRule::centred>(form);
       expectScalarsAtWidths<GridRule::sign>(form);
-      form.shifted = bf16;
       expectScalarsAtWidths<GridRule::dithered>(form);
     }
   }

@@ -48,7 +48,7 @@ TEST(SlotFormat, Refuses) {
 // Whatever an activation does, its slot can be written and read again: a mistake that is sent is told of there.
 TEST(SlotFormat, HoldsWhatItsCodecRefuses) {
   for (const std::string store :
-       {"sym4:bucket=64", "gauss4", "fp8e4m3", "minmax8:bucket=64", "topk:keep=0.1", "sign1"}) {
+       {"sym4:bucket=64", "gauss4", "bf16:nonfinite=poison", "minmax8:bucket=64", "topk:keep=0.1", "sign1"}) {
     SCOPED_TRACE(store);
     const SlotFormat format = SlotFormat::parse(store, kSample, 60);
     std::vector<float> x(kSample, 1), y(kSample);

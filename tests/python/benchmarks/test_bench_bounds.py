@@ -11,17 +11,15 @@ from torch_lowcomm.cli.bench.bounds import BLOCK, norms, stated_error, states_el
 from torch_lowcomm.cli.bench.expected import moved, reduced
 
 STATED = [
-    *(f"{family}{bits}" for family in ("minmax", "qsgd", "dither", "lattice", "sym", "mid") for bits in (2, 4, 8)),
+    *(f"{family}{bits}" for family in ("minmax", "qsgd", "lattice", "sym", "mid") for bits in (2, 4, 8)),
     "minmax4:bucket=64",
     "sym3:bucket=tensor",
     "minmax4:meta=bf16",
     "qsgd4:meta=bf16",
     "sym4:meta=bf16",
     "mid8:meta=bf16",
-    "tern",
     "fp16",
     "bf16",
-    "fp8e4m3",
     "logbyte",
     "log9",
 ]
@@ -41,7 +39,7 @@ def coded(codec, x, seed=5):
 def test_a_codec_errs_within_its_bound_and_the_bound_is_no_idle_one(spec, n):
     codec = lc.codec(spec)
     assert states_elements(codec) == (spec in STATED)
-    for x in (data(n, 1), data(n, 2, scale=1e-3), data(n, 3, shift=5.0) if "delta" not in spec else data(n, 3)):
+    for x in (data(n, 1), data(n, 2, scale=1e-3), data(n, 3, shift=5.0)):
         bound = stated_error(codec, x)
         error = coded(codec, x).double() - x.double()
         assert bound.block == (1 if spec in STATED else BLOCK)
@@ -82,7 +80,7 @@ def all_reduced(codec, inputs, cuts):
     return out
 
 
-@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8", "minmax2", "mid4", "tern", "bf16", "gauss4", "topk"])
+@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8", "minmax2", "mid4", "bf16", "gauss4", "topk"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_coded_all_reduce_is_within_bounds_wherever_its_slices_are_cut(spec, dtype, size):
@@ -97,7 +95,7 @@ def test_a_coded_all_reduce_is_within_bounds_wherever_its_slices_are_cut(spec, d
         result[5000] = result[5000] + 1000
         assert expected.wrong(result) >= 1
     assert expected.wrong(sum(x.float() for x in inputs).to(dtype)) == 0, "exact is within every bound"
-    assert expected.wrong(torch.zeros(n, dtype=dtype)) > 0 or spec in ("tern", "minmax2", "topk", "gauss4")
+    assert expected.wrong(torch.zeros(n, dtype=dtype)) > 0 or spec in ("minmax2", "topk", "gauss4")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -6,19 +6,16 @@ import torch
 import torch_lowcomm as lc
 
 TEXTS = [
-    "dither4:bucket=64",
     "lattice4:bucket=512",
     "sym4:bucket=64",
     "sym2:bucket=1024,range=l2",
     "mid3:bucket=64",
     "sign1:bucket=64",
-    "tern:bucket=128",
     "minmax4:bucket=128,meta=bf16",
     "sym4:bucket=128,meta=bf16",
     "mid2:bucket=64,meta=bf16,range=l2,nonfinite=poison",
     "sym4:bucket=tensor",
     "minmax4:axis=channel,C=5",
-    "fp8e4m3",
     "topk:keep=0.2,values=sym8",
     "logbyte",
     "log9",
@@ -46,7 +43,6 @@ def test_levels():
     x = torch.tensor([-4.0, -1.9, -0.5, 0.0, 0.5, 1.9, 2.1, 4.0])
     assert lc.codec("sym2").roundtrip(x).tolist() == [-4, -2, 0, 0, 0, 2, 2, 2]
     assert lc.codec("mid2").roundtrip(x).tolist() == [-3, -1, -1, 1, 1, 1, 3, 3]
-    assert lc.codec("tern").roundtrip(x).tolist() == [-4, 0, 0, 0, 0, 0, 4, 4]
     assert lc.codec("sign1").roundtrip(torch.tensor([-1.0, 3.0])).tolist() == [-2, 2]
 
 
@@ -138,26 +134,22 @@ def test_channels_are_the_last_dimension():
             call(lc.codec(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp8e4m3", torch.float8_e4m3fn)]
-)
+@pytest.mark.parametrize(("text", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_casts_are_torchs(text, dtype):
     c = lc.codec(text)
     x = torch.randn(5000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-10, 2, 5000)
     payload = c.encode(x)
-    cast = x.clamp(-448, 448).to(dtype)
-    assert x.abs().max() < 448
-    assert torch.equal(payload[: 5000 * dtype.itemsize], cast.view(torch.uint8))
+    cast = x.to(dtype)
+    assert torch.equal(payload[:10000], cast.view(torch.uint8))
     assert torch.equal(c.roundtrip(x), cast.float())
     largest = torch.finfo(dtype).max
     assert c.roundtrip(torch.tensor([3e38 * 1.13, -3e38 * 1.13])).tolist() == [largest, -largest]
-    if dtype.itemsize == 2:
-        assert torch.equal(c.roundtrip(x.to(dtype)), x.to(dtype))
+    assert torch.equal(c.roundtrip(cast), cast)
 
 
 def test_casts_refuse_or_poison_what_is_not_finite():
     x = torch.tensor([1.0, torch.nan, -torch.inf])
-    for text, largest in [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max), ("fp8e4m3", 448.0)]:
+    for text, largest in [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)]:
         with pytest.raises(ValueError, match="expected finite elements .*element 1"):
             lc.codec(text).encode(x)
         assert lc.codec(text + ":nonfinite=poison").roundtrip(x).isnan().tolist() == [False, True, True]
@@ -213,7 +205,9 @@ def test_damaged_topk_is_refused():
     ("text", "words"),
     [
         ("sym1", ["bits", "2...8"]),
-        ("tern2", ["name", "tern"]),
+        ("tern", ["name: expected one of none, minmax1", "got 'tern'"]),
+        ("dither4:bucket=64", ["name", "got 'dither4'"]),
+        ("fp8e4m3", ["name", "got 'fp8e4m3'"]),
         ("minmax4:range=l2", ["range", "sym or mid"]),
         ("lattice4:meta=bf16", ["meta", "fp32"]),
         ("qsgd4:delta=1", ["option", "got 'delta'"]),

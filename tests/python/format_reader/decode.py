@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from format_reader.casts import ITEM, cast_bytes, decode_cast
+from format_reader.casts import NAN, cast_bytes, decode_cast
 from format_reader.grid import decode_grid, grid_bytes
 from format_reader.refusal import F32, U8, insist, up64, zeros
 from format_reader.scalars import BITS, decode_scalars, scalar_bytes
@@ -15,8 +15,8 @@ def encoded_bytes(codec: Spec, n: int, item: int = 4) -> int:
     """The size of a payload of n elements, `item` bytes each where they are sent as they are."""
     if codec.name == "none":
         return up64(n * item)
-    if codec.name in ITEM:
-        return cast_bytes(codec, n)
+    if codec.name in NAN:  # a cast
+        return cast_bytes(n)
     if codec.name in BITS:
         return scalar_bytes(codec, n)
     if codec.name == "topk":
@@ -49,7 +49,7 @@ def decode(codec: str | Spec, payload: bytes, n: int, table: F32 | None = None) 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if spec.name == "none":
             return decode_exact(part, n).view("<f4").astype(np.float32)
-        if spec.name in ITEM:
+        if spec.name in NAN:
             return decode_cast(spec, part, n)
         if spec.name in BITS:
             return decode_scalars(spec, part, n)

@@ -9,7 +9,7 @@ from format_reader.spec import FIXED_BITS, GRID, IDS, Spec
 HEADER = struct.Struct("<4sBBBBBBHIQQIIIIQII")
 NAMES = {number: name for name, number in IDS.items()}
 LAYOUT = 255
-ROUNDING = {"qsgd": (1,), "dither": (2,), "lattice": (2,)}
+ROUNDING = {"qsgd": 1, "lattice": 2}
 META, L2, CHANNEL, ROTATED, UNITS = 4, 8, 16, 32, 64
 
 
@@ -60,7 +60,7 @@ class Header:
 
 def check_flags(name: str, flags: int) -> None:
     """The flags that a codec's text can have."""
-    insist(flags & 3 in ROUNDING.get(name, (0,)), f"rounding {flags & 3} of {name}")
+    insist(flags & 3 == ROUNDING.get(name, 0), f"rounding {flags & 3} of {name}")
     insist(flags < 128, f"flags {flags}")
     insist(not flags & META or (name in GRID and name != "lattice"), f"bf16 metadata of {name}")
     insist(not flags & L2 or name in ("sym", "mid"), f"range=l2 of {name}")

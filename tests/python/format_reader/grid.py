@@ -58,15 +58,12 @@ def values(spec: Spec, u: I64, base: F32, step: F32, table: F32 | None) -> F32:
     """Each code's value, every operation rounded to float32; `base` and `step` are the element's own."""
     half = 2 ** (spec.bits - 1)
     match spec.name:
-        case "minmax" | "qsgd" | "dither" | "lattice":
+        case "minmax" | "qsgd" | "lattice":
             return base + step * u.astype(np.float32)
         case "sym":
             return (u - half).astype(np.float32) * step
         case "mid":
             return (u - (half - 0.5)).astype(np.float32) * step
-        case "tern":
-            insist(not (u == 3).any(), "tern's code 3")
-            return (u - 1).astype(np.float32) * step
         case "sign1":
             return np.where((u == 1) | np.isnan(step), step, -step)
         case "levels":

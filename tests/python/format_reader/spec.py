@@ -8,24 +8,21 @@ IDS = {
     "none": 0,
     "minmax": 1,
     "qsgd": 2,
-    "dither": 3,
     "lattice": 4,
     "sym": 5,
     "mid": 6,
     "sign1": 7,
-    "tern": 8,
     "levels": 9,
     "gauss": 10,
     "fp16": 11,
     "bf16": 12,
-    "fp8e4m3": 13,
     "topk": 14,
     "logbyte": 15,
     "log9": 16,
 }
-WITH_BASE = {"minmax", "qsgd", "dither", "lattice", "levels"}
-GRID = WITH_BASE | {"sym", "mid", "sign1", "tern", "gauss"}
-FIXED_BITS = {"sign1": 1, "tern": 2}
+WITH_BASE = {"minmax", "qsgd", "lattice", "levels"}
+GRID = WITH_BASE | {"sym", "mid", "sign1", "gauss"}
+FIXED_BITS = {"sign1": 1}
 WITHOUT_BITS = set(IDS) - (GRID - set(FIXED_BITS))
 
 

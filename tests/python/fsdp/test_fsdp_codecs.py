@@ -24,15 +24,14 @@ PAIRS = [
     ("minmax8:bucket=tensor", "qsgd8:bucket=tensor"),
     ("minmax2:bucket=64", "qsgd2:bucket=64"),
     ("lattice8:bucket=1024", "lattice8:bucket=1024"),
-    ("lattice4:bucket=256", "dither4:bucket=256"),
-    ("dither8:bucket=1024", "minmax8:bucket=1024"),
+    ("lattice4:bucket=256", "qsgd4:bucket=256"),
     ("qsgd6:bucket=2048", "minmax4:bucket=1024"),
     ("levels4:bucket=1024", "levels3:bucket=512"),
     ("levels8:bucket=tensor", "levels1:bucket=64"),
     ("none", "qsgd4:bucket=1024"),
 ]
 # Of a step: the largest error of an element (the page's laws); levels are even until they are learned.
-STEPS = {"minmax": 0.5002, "levels": 0.5002, "lattice": 0.5002, "qsgd": 1.0, "dither": 1.0}
+STEPS = {"minmax": 0.5002, "levels": 0.5002, "lattice": 0.5002, "qsgd": 1.0}
 
 
 class _Dot(nn.Module):

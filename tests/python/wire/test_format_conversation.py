@@ -45,7 +45,7 @@ def gather(store, policy, x, into, chunk_bytes=65536):
         "gauss3:bucket=512",
         "minmax4:bucket=tensor",
         "topk:keep=0.3,values=sym8",
-        "fp8e4m3",
+        "bf16",
         "log9",
     ],
 )

@@ -16,11 +16,11 @@ import torch_lowcomm as lc
 SIZES = [0, 1, 15, 16, 17, 63, 511, 512, 513, 1537]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "codecs.txt"
 
-EVEN = ["minmax", "qsgd", "dither", "lattice"]
+EVEN = ["minmax", "qsgd", "lattice"]
 ALL_BITS = [f"{name}{b}" for name in [*EVEN, "mid", "levels"] for b in range(1, 9)]
-ALL_BITS += [f"sym{b}" for b in range(2, 9)] + ["sign1", "tern"]
+ALL_BITS += [f"sym{b}" for b in range(2, 9)] + ["sign1"]
 BUCKETS = ["bucket=64", "bucket=128", "bucket=512", "bucket=1024", "bucket=tensor"]
-CASTS = ["fp16", "bf16", "fp8e4m3"]
+CASTS = ["fp16", "bf16"]
 
 
 def grid_texts():
@@ -41,7 +41,7 @@ def grid_texts():
 def topk_texts():
     """Shares with which places are a bitmap, a list, and one element; every codec of values."""
     yield from (f"topk:keep={keep},values={v}" for keep in (0.001, 0.02, 0.2, 0.7, 1) for v in ("sym8", "minmax4"))
-    values = ("sign1", "tern", "qsgd2", "dither3", "lattice5", "mid1", "sym2")
+    values = ("sign1", "qsgd2", "lattice5", "mid1", "sym2")
     yield from (f"topk:keep=0.1,values={v}" for v in values)
 
 

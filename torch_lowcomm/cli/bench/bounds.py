@@ -13,7 +13,7 @@ from torch_lowcomm._C import Codec
 BLOCK = 4096  # elements over which the norm is taken if a codec states no error of an element
 _ALLOWANCE = 1.25  # factor on such a norm: draws and the places of buckets differ from those of the measured op
 # (unit of rounding to nearest, half the distance of the smallest numbers, the largest number).
-_CASTS = {"fp16": (2**-11, 2**-25, 65504.0), "bf16": (2**-8, 2**-134, 3.38e38), "fp8e4m3": (2**-4, 2**-10, 448.0)}
+_CASTS = {"fp16": (2**-11, 2**-25, 65504.0), "bf16": (2**-8, 2**-134, 3.38e38)}
 _SCALARS = {"logbyte": 0.065, "log9": 0.032}  # relative, from 4e-4 to 2.6e3
 
 
@@ -61,8 +61,7 @@ def states_elements(codec: Codec) -> bool:
 def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
     """Returns the bound on a codec's error on one message.
 
-    * A grid codec has the bound of `lc.codec`: half a step, or a step for `qsgd`, `dither` and the largest elements with
-      `sym`.
+    * A grid codec has the bound of `lc.codec`: half a step, or a step for `qsgd` and the largest elements with `sym`.
     * A cast has its unit of rounding, a scalar codec its stated relative error.
     * A codec that states no error of an element has the norm, over every BLOCK elements, of the error of `Codec.roundtrip`
       on the same numbers, plus a quarter. For a tensor with fewer elements it is at least the norm of the numbers.
@@ -108,19 +107,19 @@ def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
         low = -F.max_pool1d((off - low)[None], 3, 1, 1)[0]
     low, high = (t.repeat_interleave(bucket)[: x.numel()] for t in (low, high))
     largest = torch.maximum(low.abs(), high.abs())
-    if family in ("sym", "mid", "tern"):
-        levels = 1 if family == "tern" else 2 ** (codec.bits - 1)
+    if family in ("sym", "mid"):
+        levels = 2 ** (codec.bits - 1)
         step = largest / levels
         if slack is not None:  # sym's largest elements are up to a step beyond its last level
             bound = step * (1.0 if family == "sym" else 0.5) * (1 + short) + short / 2 * largest
         else:
             step = step.bfloat16().double() if short else step
-            up = levels - {"sym": 1, "mid": 0.5, "tern": 0}[family]
-            down = levels - {"sym": 0, "mid": 0.5, "tern": 0}[family]
+            up = levels - {"sym": 1, "mid": 0.5}[family]
+            down = levels - {"sym": 0, "mid": 0.5}[family]
             bound = torch.maximum(step / 2, torch.maximum(wide - up * step, -wide - down * step))
     else:
         step = (high - low + short * low.abs()) / (2**codec.bits - 1) * (1 + short)
-        bound = step if family in ("qsgd", "dither") else step / 2
+        bound = step if family == "qsgd" else step / 2
     # Codes are made with 15 fraction bits, values decoded in fp32.
     return 1.001 * bound + 2**-20 * largest
 

@@ -16,7 +16,6 @@ CODECS = (
     "minmax4:bucket=1024,rotate=1",
     "gauss4",
     "gauss8:bucket=2048",
-    "tern:bucket=128",
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
