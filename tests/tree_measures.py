@@ -41,9 +41,9 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     "files of csrc": (1, 358),
-    "lines of csrc": (1, 46_900),
-    "lines of torch_lowcomm": (1, 20_400),
-    "lines of tests": (1, 67_800),
+    "lines of csrc": (1, 46_400),
+    "lines of torch_lowcomm": (1, 20_200),
+    "lines of tests": (1, 67_300),
     "lines of benchmark programs": (1, 21_000),
     "most declarations of a class of csrc": (1, 73),  # P2p
     "lines of the longest Python class": (1, 370),  # SeedReplay

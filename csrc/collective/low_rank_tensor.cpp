@@ -16,8 +16,8 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint64_t kPiece = 4096;                     // elements widened at a time
-constexpr float kOverflow = 0x1p100f;                 // above it a product of factors might not be finite
+constexpr uint64_t kPiece = 4096;      // elements widened at a time
+constexpr float kOverflow = 0x1p100f;  // above it a product of factors might not be finite
 
 bool isZero(const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);

@@ -78,11 +78,11 @@ void DiLoCoXOptions::check() const {
 std::string DiLoCoXOptions::text() const {
   return c10::str("sync_every=", sync_every, " sync_seconds=", sync_seconds, " mode=", outerModeName(mode),
                   " fragments=", fragments, " fragment_sync_delay=", delay, " fragment_update_alpha=", alpha,
-                  " sync_warmup=", sync_warmup, " outer_lr=", lr, " outer_momentum=", momentum,
-                  " codec=", codec.str(), " projection_codec=", projection.str(),
-                  " error_feedback=", error_feedback, " eight_bits=", eight_bits, " rank=", rank,
-                  " adapt_rank=", adapt_rank, " adapt_sync_every=", adapt_sync_every, " min_rank=", min_rank,
-                  " check_every=", check_every, " seed=", seed);
+                  " sync_warmup=", sync_warmup, " outer_lr=", lr, " outer_momentum=", momentum, " codec=", codec.str(),
+                  " projection_codec=", projection.str(), " error_feedback=", error_feedback,
+                  " eight_bits=", eight_bits, " rank=", rank, " adapt_rank=", adapt_rank,
+                  " adapt_sync_every=", adapt_sync_every, " min_rank=", min_rank, " check_every=", check_every,
+                  " seed=", seed);
 }
 
 double Adaptation::rank() const {
@@ -106,8 +106,8 @@ constexpr size_t kBlock = kOuterBlock;
 
 OuterSpan part(const OuterSpan& s, size_t at) {
   const auto on = [at](float* x) { return x ? x + at : nullptr; };
-  return {on(s.parameter), on(s.outer),    on(s.momentum),          on(s.mark),
-          on(s.message),   on(s.rounding), std::min(kBlock, s.n - at)};
+  return {on(s.parameter),           on(s.outer), on(s.momentum), on(s.mark), on(s.message), on(s.rounding),
+          std::min(kBlock, s.n - at)};
 }
 
 // out = a − b.

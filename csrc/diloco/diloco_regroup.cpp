@@ -92,7 +92,7 @@ Arrival agreeInSite(OpQueue& site, const SiteModel& model, Arrival arrival) {
 }  // namespace
 
 OuterProgress DiLoCoX::progress() const {
-  OuterProgress p{clock_.steps,         applied_, clock_.sync_every,          report_.outer_steps,
+  OuterProgress p{clock_.steps,  applied_, clock_.sync_every,           report_.outer_steps,
                   clock_.step_s, {},       adaptation_.effectiveRanks()};
   for (const FragmentSchedule& s : fragments_)
     p.sent.push_back(s.sent);

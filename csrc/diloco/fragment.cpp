@@ -69,7 +69,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     if (kept.first_rank > 0) compression.setRank(std::min(next_rank_, kept.first_rank));
     flight->compressions.push_back(kept.compression);
     LowRankTensor tensor{whole.data, whole.elements};
-    if (!layout_.in_place) tensor.elsewhere = elsewhere(*flight, kept, parameters.empty() ? at::Tensor() : parameters[i]);
+    if (!layout_.in_place)
+      tensor.elsewhere = elsewhere(*flight, kept, parameters.empty() ? at::Tensor() : parameters[i]);
     const Compression::StateView lent = compression.begin(kept.outer.numel());
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;

@@ -123,7 +123,8 @@ void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& e
       if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);
       kept.message.copy_(state.at(name + ".message"));
     }
-    if (options_.mode != OuterMode::sync) (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
+    if (options_.mode != OuterMode::sync)
+      (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
     if (!kept.compression) continue;
     Compression& compression = *kept.compression;
     const auto factor = find(name + ".factor", compression.factor().defined());

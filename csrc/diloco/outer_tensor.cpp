@@ -38,8 +38,7 @@ OuterTensor::OuterTensor(OuterParameter of, const at::Tensor& wide, const DiLoCo
   if (options.isExact()) message = at::zeros_like(outer);
   if (options.isExact() ? delayed && !narrow : delayed || narrow) start = at::zeros_like(outer);
   if (narrow) rounding = at::zeros_like(outer);
-  if (narrow && delayed)
-    mark = at::zeros_like(outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
+  if (narrow && delayed) mark = at::zeros_like(outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
   if (options.isExact()) return;
   first_rank = isFactored(tensor, options.rank) ? options.rank : 0;
   compression = std::make_shared<Compression>(tensor.sizes(), first_rank, options.error_feedback, options.eight_bits,
@@ -47,13 +46,8 @@ OuterTensor::OuterTensor(OuterParameter of, const at::Tensor& wide, const DiLoCo
 }
 
 OuterSpan OuterTensor::span(const at::Tensor& host, int64_t first, int64_t count) const {
-  return {dataAt(host, first),
-          dataAt(outer, first),
-          dataAt(momentum, first),
-          nullptr,
-          nullptr,
-          dataAt(rounding, first),
-          static_cast<size_t>(count)};
+  return {dataAt(host, first),     dataAt(outer, first),      dataAt(momentum, first), nullptr, nullptr,
+          dataAt(rounding, first), static_cast<size_t>(count)};
 }
 
 bool OuterTensor::holdsDelta(const OuterLayout& layout) const {
@@ -106,9 +100,8 @@ void OuterTensor::eachKept(const std::function<void(const std::string&, const at
 
 OuterMemory OuterTensor::memory() const {
   const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.nbytes() : 0; };
-  return {bytes(outer),   bytes(momentum),
-          bytes(start),   bytes(mark),
-          bytes(message), compression ? compression->bytes() : 0,
+  return {bytes(outer),   bytes(momentum), bytes(start),
+          bytes(mark),    bytes(message),  compression ? compression->bytes() : 0,
           bytes(rounding)};
 }
 

@@ -87,8 +87,7 @@ std::vector<std::vector<double>> SiteVote::gatherVotes(double mine, const Effect
 
 // Votes kNotYet unless what this rank waits for ends before its next vote is due.
 bool SiteVote::votesToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
-  const auto left =
-      std::chrono::duration_cast<std::chrono::milliseconds>(vote_due_ - std::chrono::steady_clock::now());
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(vote_due_ - std::chrono::steady_clock::now());
   if (endsWithin(std::max(left, std::chrono::milliseconds(0)))) return false;
   gatherVotes(kNotYet, {});
   return true;

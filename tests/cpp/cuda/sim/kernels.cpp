@@ -1,9 +1,6 @@
 // The real sources of csrc/cuda, compiled for the host.
 #include "cuda/accumulate.cu"
 #include "cuda/device.cu"
-#include "cuda/fused.cu"
-#include "cuda/fused_change.cuh"
-#include "cuda/fused_sum.cuh"
 #include "cuda/grid.cu"
 #include "cuda/grid_encode.cuh"
 #include "cuda/noise.cu"
