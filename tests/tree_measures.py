@@ -40,8 +40,7 @@ WANTED = {
     "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
-    "files of csrc": (1, 358),
-    "lines of csrc": (1, 46_400),
+    "lines of csrc": (1, 46_300),
     "lines of torch_lowcomm": (1, 20_200),
     "lines of tests": (1, 67_300),
     "lines of benchmark programs": (1, 21_000),

@@ -146,7 +146,7 @@ py::dict statsOf(const LowcommBackend& backend) {
 }  // namespace
 
 void bindBackend(py::module_& m) {
-  setBlockingGuard(&releaseAround);
+  blocking_guard = &releaseAround;
   installSignalHandlers(&runSignalHandlers);
   setAskCapturing(&askCapturing);
   m.attr("WIRE_VERSION") = kWireVersion;

@@ -3,8 +3,8 @@
 
 #include "adam/quantized_adam.h"
 #include "backend/backend_queue.h"
-#include "bindings/adam_rules.h"
 #include "bindings/bindings.h"
+#include "bindings/option_reader.h"
 #include "tensor/errors.h"
 
 namespace py = pybind11;

@@ -1,7 +1,7 @@
 #include "adam/subspace_adam.h"
 
-#include "bindings/adam_rules.h"
 #include "bindings/bindings.h"
+#include "bindings/option_reader.h"
 #include "tensor/errors.h"
 
 namespace py = pybind11;

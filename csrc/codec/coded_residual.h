@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/pieces.h"
 
 namespace lowcomm {
 
@@ -23,10 +24,22 @@ class CodedResidual {
 
   // out = the elements [first, first + count) as they were kept; `first` is a multiple of the codec's granularity, and
   // so is the end unless it is the tensor's. WireError for invalid codes.
-  void read(uint64_t first, uint64_t count, float* out) const;
+  void read(uint64_t first, uint64_t count, float* out) const {
+    if (count == 0) return;
+    for (Pieces piece(codec_, elements_, first, count); piece.more(); piece.next()) {
+      codec_.decode(out + (piece.at() - first), DType::float32, piece.get(kept_, piece_), piece.at(), piece.size());
+    }
+  }
 
   // Keeps x as those elements. NonFiniteError for a NaN or an infinity.
-  void write(uint64_t first, uint64_t count, const float* x) const;
+  void write(uint64_t first, uint64_t count, const float* x) const {
+    if (count == 0) return;
+    for (Pieces piece(codec_, elements_, first, count); piece.more(); piece.next()) {
+      const std::span<std::byte> own = piece.room(next_, piece_);
+      codec_.encode(own, x + (piece.at() - first), DType::float32, piece.at(), piece.size(), {});
+      piece.put(next_, own);
+    }
+  }
 
  private:
   const Codec& codec_;

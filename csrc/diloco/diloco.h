@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "diloco/diloco_options.h"
-#include "diloco/fragment_schedule.h"
 #include "diloco/interval_clock.h"
 #include "diloco/site_model.h"
 #include "diloco/site_vote.h"

@@ -25,7 +25,9 @@ class NoPythonObjects {
 // Runs something that waits for another thread, with the interpreter's lock released where the caller holds it: the
 // worker may be running a Python callback. The bindings install how; without them (C++ tests) it just runs.
 using BlockingGuard = void (*)(const std::function<void()>& wait);
-void setBlockingGuard(BlockingGuard guard);
-void blocking(const std::function<void()>& wait);
+inline BlockingGuard blocking_guard = nullptr;
+inline void blocking(const std::function<void()>& wait) {
+  blocking_guard ? blocking_guard(wait) : wait();
+}
 
 }  // namespace lowcomm
