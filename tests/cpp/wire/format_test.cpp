@@ -96,7 +96,7 @@ TEST(Format, TheExamplesOfPayloads) {
     codec->encode(payload, x.data(), DType::float32, 0, x.size(), {});
     EXPECT_EQ(payload, expected) << line;
   }
-  EXPECT_EQ(examples, 9);
+  EXPECT_EQ(examples, 8);
 }
 
 TEST(Format, TheExampleOfGauss) {
