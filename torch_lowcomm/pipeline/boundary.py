@@ -136,16 +136,19 @@ class Boundary:
     @functools.cached_property
     def _shapes(self) -> _C.BoundaryChannel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
-        number = ((2 * self.number + 1) * TENSORS + TENSORS - 1) * CHUNKS + CHUNKS - 1
+        number = self._number(Place(gradients=True, position=TENSORS - 1, chunk=CHUNKS - 1))
         return channel_of_numbers(self._backend, self._peer, number, edge=f"shapes of {where(self.number)}")
+
+    def _number(self, place: Place) -> int:
+        """The channel's number among those between the two ranks, which both sides compute alike."""
+        return ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk
 
     def _context_channel(self, chunk: int) -> _C.BoundaryChannel:
         if chunk not in self._contexts:
-            number = (2 * self.number * TENSORS + TENSORS - 1) * CHUNKS + chunk
             self._contexts[chunk] = channel_of_numbers(
                 self._backend,
                 self._peer,
-                number,
+                self._number(Place(gradients=False, position=TENSORS - 1, chunk=chunk)),
                 edge=f"context of {where(self.number)}",
                 part=f"micro-batch {chunk}",
             )
@@ -185,7 +188,7 @@ class Boundary:
             self._channels[key] = _C.BoundaryChannel(
                 self._backend,
                 self._peer,
-                ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk,
+                self._number(place),
                 dtype=tensor.dtype,
                 codec=codec,
                 first=first,
