@@ -180,8 +180,7 @@ class DiLoCoX(OptimizerAround):
             The result of the inner optimizer's step; None if a gradient scaler skips the step.
 
         Raises:
-            ValueError: Parameters were added or removed, an average held NaN or infinity, or a rule returned something else
-                than a number in its range.
+            ValueError: Parameters were added or removed, or an average held NaN or infinity.
             DistBackendError: A peer or the network failed, or ranks' outer parameters differ.
         """
         self._expect_own("step")
@@ -313,7 +312,7 @@ class DiLoCoX(OptimizerAround):
         rank's part of the model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank
         averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group,
         and the seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is
-        when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding", "own" and their "total";
+        when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding" and their "total";
         docs/diloco_memory.md says what they are)}
         """
         report = self._outer.report
