@@ -40,11 +40,11 @@ WANTED = {
     "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
-    "lines of csrc": (1, 46_300),
+    "lines of csrc": (1, 46_400),
     "lines of torch_lowcomm": (1, 20_200),
     "lines of tests": (1, 67_300),
     "lines of benchmark programs": (1, 21_000),
-    "most declarations of a class of csrc": (1, 73),  # P2p
+    "most declarations of a class of csrc": (1, 69),  # MessageStream
     "lines of the longest Python class": (1, 370),  # SeedReplay
 }
 # Comments that name no subject ("Of a receive: the sender"), or nobody in a null's place.

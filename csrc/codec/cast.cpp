@@ -10,7 +10,7 @@
 #include "base/narrow_float.h"
 #include "codec/float_codec.h"
 #include "codec/nonfinite.h"
-#include "kernels/cast/cast_rules.h"
+#include "kernels/cast/cast.h"
 
 namespace lowcomm {
 namespace {

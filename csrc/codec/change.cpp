@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/cast/cast.h"
-#include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

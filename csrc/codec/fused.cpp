@@ -11,7 +11,7 @@
 #include "base/narrow_float.h"
 #include "codec/nonfinite.h"
 #include "codec/pieces.h"
-#include "kernels/cast/cast_rules.h"
+#include "kernels/cast/cast.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "messages/p2p.h"
+#include "messages/p2p_parts.h"
 #include "transport/transport.h"
 
 namespace lowcomm {
@@ -55,36 +55,37 @@ void AnyRecv::lose(const TransportError& why) {
   changed_.notify_all();
 }
 
-void P2p::recvAny(const std::shared_ptr<AnyRecv>& recv) {
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer != group_.rank()) board_.listen(peer);
+void P2p::AnySource::recv(const std::shared_ptr<AnyRecv>& recv) {
+  for (int peer = 0; peer < p2p_.group_.size(); ++peer) {
+    if (peer != p2p_.group_.rank()) p2p_.board_.listen(peer);
   }
   recv->op.note([](OpProgress::State& state) { state.start(); });
   std::lock_guard<std::mutex> choosing(choosing_);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (static_cast<int>(lost_.size()) >= group_.size() - 1 && !lost_.empty()) recv->lose(lost_.begin()->second);
-    any_[recv->flow].waiting.push_back(recv);
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    if (static_cast<int>(p2p_.lost_.size()) >= p2p_.group_.size() - 1 && !p2p_.lost_.empty())
+      recv->lose(p2p_.lost_.begin()->second);
+    receives_[recv->flow].waiting.push_back(recv);
   }
   choose(recv->flow);
 }
 
 // With choosing_: gives offers that still hold to the receives that wait, oldest to oldest, and asks for as many more
 // as there may be.
-void P2p::choose(const MessageFlow& name) {
-  AnySource* source;
+void P2p::AnySource::choose(const MessageFlow& name) {
+  Receives* source;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    source = &any_[name];  // an entry stays where it is
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    source = &receives_[name];  // an entry stays where it is
   }
   while (!source->waiting.empty() && !source->offers.empty()) {
     const int peer = source->offers.front();
     source->offers.pop_front();
-    FlowLock posting(*this, {peer, name, false});
+    FlowLock posting(p2p_, {peer, name, false});
     std::lock_guard<std::mutex> in_order(posting.flow().in_order);
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      AnySource::Peer& asked = source->peers[peer];
+      std::lock_guard<std::mutex> lock(p2p_.mutex_);
+      Receives::Peer& asked = source->peers[peer];
       const bool holds = asked.offered == asked.announced;
       asked.asked = false;
       if (!holds) continue;  // a receive from this rank by name has had the message
@@ -94,37 +95,37 @@ void P2p::choose(const MessageFlow& name) {
     try {
       auto [message, sink] = recv->make_(peer);
       message->op.progress = recv->op.progress;
-      post(posting.flow(), message, std::move(sink), nullptr);
+      p2p_.post(posting.flow(), message, std::move(sink), /*of_channel=*/false);
       recv->settle(message, nullptr);
     } catch (...) {
       recv->settle(nullptr, std::current_exception());
     }
   }
   if (source->waiting.empty()) return;
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank()) continue;
-    FlowLock posting(*this, {peer, name, false});
+  for (int peer = 0; peer < p2p_.group_.size(); ++peer) {
+    if (peer == p2p_.group_.rank()) continue;
+    FlowLock posting(p2p_, {peer, name, false});
     std::lock_guard<std::mutex> in_order(posting.flow().in_order);  // with what is announced of the flow
-    AnySource::Peer* asked;
+    Receives::Peer* asked;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<std::mutex> lock(p2p_.mutex_);
       asked = &source->peers[peer];
-      if (asked->asked || lost_.contains(peer)) continue;
+      if (asked->asked || p2p_.lost_.contains(peer)) continue;
       asked->asked = true;
       asked->announced = 0;
     }
     try {
-      asked->question = board_.tell(peer, AnySourceWord{name, {}});  // the one before has arrived: it was answered
+      asked->question = p2p_.board_.tell(peer, AnySourceWord{name, {}});  // the one before has arrived: it was answered
     } catch (const TransportError&) {
       // The thread that listens to the peer hears of it too.
     }
   }
 }
 
-void P2p::heardAnySource(int peer, const AnySourceWord& word) {
+void P2p::AnySource::heard(int peer, const AnySourceWord& word) {
   if (!word.offer) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<std::mutex> lock(p2p_.mutex_);
       Wanted& wanted = wanted_[{peer, word.flow}];
       wanted.heard = 0;
       wanted.answered = false;
@@ -133,9 +134,9 @@ void P2p::heardAnySource(int peer, const AnySourceWord& word) {
   }
   std::lock_guard<std::mutex> choosing(choosing_);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto source = any_.find(word.flow);
-    if (source == any_.end() || !source->second.peers[peer].asked)
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    const auto source = receives_.find(word.flow);
+    if (source == receives_.end() || !source->second.peers[peer].asked)
       throw WireError("offer of a message with " + word.flow.name() + ": expected none that was not asked for");
     source->second.peers[peer].offered = *word.offer;
     source->second.offers.push_back(peer);
@@ -143,35 +144,67 @@ void P2p::heardAnySource(int peer, const AnySourceWord& word) {
   choose(word.flow);
 }
 
-// Tells a rank that has asked, once, that the next receive of the flow that it announces will have a message.
-void P2p::offer(int peer, const MessageFlow& name) {
+void P2p::AnySource::offer(int peer, const MessageFlow& name) {
   Wanted* wanted;
   uint32_t heard;
   std::lock_guard<std::mutex> offering(offering_);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
     const auto asked = wanted_.find({peer, name});
-    const auto flow = flows_.find({peer, name, true});
-    if (asked == wanted_.end() || asked->second.answered || flow == flows_.end()) return;
+    const auto flow = p2p_.flows_.find({peer, name, true});
+    if (asked == wanted_.end() || asked->second.answered || flow == p2p_.flows_.end()) return;
     if (flow->second.unannounced.size() <= flow->second.announced.size()) return;  // those there are go elsewhere
     wanted = &asked->second;
     wanted->answered = true;
     heard = wanted->heard;
   }
   try {
-    wanted->offer = board_.tell(peer, AnySourceWord{name, heard});  // the one before has arrived: it was asked again
+    wanted->offer =
+        p2p_.board_.tell(peer, AnySourceWord{name, heard});  // the one before has arrived: it was asked again
   } catch (const TransportError&) {
     // As above.
   }
 }
 
-// With the lock.
-void P2p::loseAny(const TransportError& why) {
-  if (static_cast<int>(lost_.size()) < group_.size() - 1) return;
-  for (auto& [name, source] : any_) {
+void P2p::AnySource::lose(const TransportError& why) {
+  if (static_cast<int>(p2p_.lost_.size()) < p2p_.group_.size() - 1) return;
+  for (auto& [name, source] : receives_) {
     for (const auto& recv : source.waiting)
       recv->lose(why);
   }
+}
+
+void P2p::AnySource::countOwn(int peer, const MessageFlow& name) {
+  const auto receives = receives_.find(name);
+  if (receives != receives_.end()) ++receives->second.peers[peer].announced;
+}
+
+void P2p::AnySource::countTheirs(int peer, const MessageFlow& name) {
+  const auto wanted = wanted_.find({peer, name});
+  if (wanted != wanted_.end()) ++wanted->second.heard;
+}
+
+bool P2p::AnySource::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
+  std::shared_ptr<P2pMessage> message;
+  {
+    std::lock_guard<std::mutex> choosing(choosing_);
+    {
+      std::lock_guard<std::mutex> settled(recv->mutex_);
+      if (recv->error_ || recv->lost_) return false;
+      message = recv->message_;
+    }
+    if (!message) {
+      {
+        std::lock_guard<std::mutex> lock(p2p_.mutex_);
+        std::erase(receives_[recv->flow].waiting, recv);
+      }
+      const std::exception_ptr error = recv->op.givenUp({p2p_.group_.rank(), why});
+      recv->settle(nullptr, error);
+      recv->op.note([&](OpProgress::State& state) { state.end(whatOf(error)); });
+      return true;
+    }
+  }
+  return p2p_.cancel(message, why);
 }
 
 }  // namespace lowcomm

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "messages/p2p_parts.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -34,10 +35,45 @@ P2p::FlowLock::~FlowLock() {
 P2p::P2p(GroupContext& group)
     : group_(group),
       board_(group, {[this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
-                     [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
-                     [this](int peer, const AnySourceWord& word) { heardAnySource(peer, word); },
-                     [this](int peer, const CancelMessage& word) { heardGivenUp(peer, word); },
-                     [this](int peer, const TransportError& why) { lost(peer, why); }}) {}
+                     [this](int peer, const Withdrawal& withdrawal) { withdrawals_->heard(peer, withdrawal); },
+                     [this](int peer, const AnySourceWord& word) { any_source_->heard(peer, word); },
+                     [this](int peer, const CancelMessage& word) { cancels_->heard(peer, word); },
+                     [this](int peer, const TransportError& why) { lost(peer, why); }}),
+      any_source_(std::make_unique<AnySource>(*this)),
+      cancels_(std::make_unique<Cancels>(*this)),
+      withdrawals_(std::make_unique<Withdrawals>(*this)) {}
+
+P2p::~P2p() {
+  stop();
+}
+
+void P2p::recvAny(const std::shared_ptr<AnyRecv>& recv) {
+  any_source_->recv(recv);
+}
+
+bool P2p::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
+  return cancels_->cancel(message, why);
+}
+
+bool P2p::cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
+  return any_source_->cancel(recv, why);
+}
+
+void P2p::withdraw(int peer, uint32_t block, const std::string& why) {
+  withdrawals_->withdraw(peer, block, why);
+}
+
+std::string P2p::withdrawn(int peer, uint32_t block) {
+  return withdrawals_->withdrawn(peer, block);
+}
+
+void P2p::resume(OpContext& op, int peer, uint32_t block) {
+  withdrawals_->resume(op, peer, block);
+}
+
+void P2p::settle(std::chrono::milliseconds patience) {
+  cancels_->settle(patience);
+}
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
   board_.listen(message->peer);
@@ -46,7 +82,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
   std::lock_guard<std::mutex> in_order(flow.in_order);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (message->key.flow.channel()) expectTaken(*message, blocks_[{message->peer, message->key.flow.block()}]);
+    if (message->key.flow.channel()) withdrawals_->expectTaken(*message);
     message->op.sequence = sent_[message->peer].next(message->key.flow);
     addUnderWay(flow, message);
     flow.unannounced.push_back(message);
@@ -56,7 +92,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
   message->op.conversing = true;
   message->note(0);
   pair(flow);
-  offer(message->peer, message->key.flow);
+  any_source_->offer(message->peer, message->key.flow);
   message->encode(*source);
 }
 
@@ -64,22 +100,23 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   FlowLock posting(*this, keyOf(*message));
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
-  Block* const block = message->key.flow.channel() ? &blockOf(message->peer, message->key.flow.block()) : nullptr;
-  if (block || message->op.cancellation) board_.listen(message->peer);  // for its withdrawal, or that it gives it up
-  const auto announcing = block ? std::unique_lock<std::mutex>(block->announcing) : std::unique_lock<std::mutex>();
-  post(flow, message, std::move(sink), block);
+  const bool of_channel = message->key.flow.channel();
+  if (of_channel || message->op.cancellation) board_.listen(message->peer);  // for its withdrawal, or that it cancels
+  std::unique_lock<std::mutex> announcing;
+  if (of_channel)
+    announcing = std::unique_lock(withdrawals_->block(message->peer, message->key.flow.block()).announcing);
+  post(flow, message, std::move(sink), of_channel);
 }
 
 // With the flow's in_order.
-void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block) {
+void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, bool of_channel) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (block) expectTaken(*message, *block);
+    if (of_channel) withdrawals_->expectTaken(*message);
     if (group_.transport.canCloseTags()) message->first_tag_ = nextTag(message->peer);
     message->op.sequence = flow.last = numberAfter(flow.last);
     addUnderWay(flow, message);
-    const auto source = any_.find(message->key.flow);
-    if (source != any_.end()) ++source->second.peers[message->peer].announced;
+    any_source_->countOwn(message->peer, message->key.flow);
   }
   message->sink_ = std::move(sink);
   message->op.conversing = true;
@@ -102,14 +139,10 @@ void P2p::heard(int peer, Announcement announcement) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posting.flow().announced.push_back(std::move(announcement));
-    const auto wanted = wanted_.find({peer, name});
-    if (wanted != wanted_.end()) ++wanted->second.heard;
-    if (name.channel()) {
-      const Block& block = blocks_[{peer, name.block()}];
-      refused = block.closed && !block.heard;  // after both it is of the next period, which has not begun here
-    }
+    any_source_->countTheirs(peer, name);
+    refused = name.channel() && withdrawals_->refuses(peer, name);
   }
-  refused ? refuseRest(peer, name) : pair(posting.flow());
+  refused ? withdrawals_->refuseRest(peer, name) : pair(posting.flow());
 }
 
 // Pairs a flow's oldest message with its oldest announcement, where there are both. A message's frames are handed
@@ -128,9 +161,9 @@ void P2p::pair(Flow& flow) {
     flow.announced.pop_front();
     message->first_tag_ = announcement.first_tag;
     given_up = message->given_up_ || announcement.given_up;
-    if (given_up) noteGivenUp(*message, announcement);
+    if (given_up) cancels_->note(*message, announcement);
   }
-  given_up ? pairGivenUp(message, announcement) : message->announced(announcement);
+  given_up ? cancels_->pair(message, announcement) : message->announced(announcement);
 }
 
 void P2p::lost(int peer, const TransportError& why) {
@@ -143,7 +176,7 @@ void P2p::lost(int peer, const TransportError& why) {
     for (const auto& message : flow.under_way)
       if (message->op.cancellation) message->op.cancellation->endGroup();
   }
-  loseAny(why);
+  any_source_->lose(why);
   changed_.notify_all();
 }
 
@@ -161,6 +194,16 @@ uint32_t P2p::nextTag(int peer) {
   while (tags.comeAgain() && underWay(peer, tag))
     tag = tags.next();
   return tag;
+}
+
+// With the lock. Null: it is through, or has not been posted.
+std::shared_ptr<P2pMessage> P2p::underWay(int peer, uint32_t first_tag) {
+  for (auto& [key, flow] : flows_) {
+    if (std::get<0>(key) != peer) continue;
+    for (const auto& message : flow.under_way)
+      if (message->first_tag_ == first_tag) return message;
+  }
+  return nullptr;
 }
 
 void P2p::breakWaits() {

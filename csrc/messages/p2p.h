@@ -7,7 +7,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -80,7 +79,7 @@ class AnyRecv {
 class P2p {
  public:
   explicit P2p(GroupContext& group);
-  ~P2p() { stop(); }
+  ~P2p();
 
   // Gives the message its number and encodes it from `source`, which is not read afterwards. Does not wait for the
   // receiver.
@@ -172,63 +171,17 @@ class P2p {
     const Key key_;
     Flow* flow_;
   };
-  // A block of channels between this rank and a peer.
-  struct Block {
-    std::mutex announcing;  // of receives, one at a time
-    uint32_t period = 0;
-    bool closed = false, heard = false;  // this rank has withdrawn; so has the peer, and all is answered
-    std::string why;
-    std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
-    AnnouncementBoard::Delivery delivery;
-  };
-  class WithdrawalWait;
-  // Receives of a tag from any rank: those that wait, and the ranks that have a message, in the order of their offers.
-  struct AnySource {
-    struct Peer {
-      bool asked = false;                    // and the answer has not been made use of
-      uint32_t announced = 0;                // receives of the flow, since it was asked
-      std::optional<uint32_t> offered = {};  // the same number as the sender has it
-      AnnouncementBoard::Delivery question = {};
-    };
-    std::map<int, Peer> peers;
-    std::deque<int> offers;
-    std::deque<std::shared_ptr<AnyRecv>> waiting;
-  };
-  // A peer's question for a message.
-  struct Wanted {
-    uint32_t heard = 0;  // announcements of the flow since then
-    bool answered = false;
-    AnnouncementBoard::Delivery offer = {};
-  };
+  class AnySource;
+  class Cancels;
+  class Withdrawals;  // messages/p2p_parts.h has the three
 
   uint32_t nextTag(int peer);
   void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
-  void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block);
-  void choose(const MessageFlow& name);
-  void heardAnySource(int peer, const AnySourceWord& word);
-  void offer(int peer, const MessageFlow& name);
-  void loseAny(const TransportError& why);
+  void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, bool of_channel);
   void pair(Flow& flow);
-  void noteGivenUp(P2pMessage& message, const Announcement& announcement);
-  void pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
   void heard(int peer, Announcement announcement);
-  void heardWithdrawal(int peer, const Withdrawal& theirs);
-  bool close(Block& block, const std::string& why);
-  void tell(int peer, uint32_t number, Block& block);
-  void answered(int peer, uint32_t number, Block& block);
-  void refuseAll(int peer, uint32_t block);
-  void refuseRest(int peer, const MessageFlow& name);
-  std::vector<Key> keysOf(int peer, uint32_t block);
-  Block& blockOf(int peer, uint32_t number);
-  void expectTaken(const P2pMessage& message, const Block& block) const;
   void lost(int peer, const TransportError& why);
-  void heardGivenUp(int peer, const CancelMessage& word);
-  Announcement* announced(int peer, uint32_t first_tag);
   std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
-  void leave(P2pMessage& message, bool closes, bool says);
-  void say(const P2pMessage& message);
-  void say(int peer, const CancelMessage& word);
-  void forgetGivenUp(P2pMessage& message);
   std::exception_ptr finishSend(P2pSend& message);
   std::exception_ptr finishRecv(P2pRecv& message);
   void adopt(P2pRecv& message, uint32_t number);
@@ -238,22 +191,18 @@ class P2p {
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
   GroupContext& group_;
-  AnnouncementBoard board_;  // first: messages hold its buffers
-  std::mutex choosing_;      // of senders for receives from any rank; before a flow's in_order
-  std::mutex offering_;
+  AnnouncementBoard board_;  // before what holds its buffers
+  std::unique_ptr<AnySource> any_source_;
+  std::unique_ptr<Cancels> cancels_;
+  std::unique_ptr<Withdrawals> withdrawals_;
   std::mutex mutex_;                   // of all below
   std::map<Key, Flow> flows_;          // an entry stays where it is
   std::map<int, SenderNumbers> sent_;  // by peer
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
-  std::map<std::pair<int, uint32_t>, Block> blocks_;
-  std::map<int, MessageTags> tags_;  // of messages that this rank receives
-  std::map<MessageFlow, AnySource> any_;
-  std::map<std::pair<int, MessageFlow>, Wanted> wanted_;
-  bool is_over_ = false;             // nobody gives a message up any more
-  std::condition_variable changed_;  // heard of a block, or lost_
-  std::mutex telling_;
-  std::list<AnnouncementBoard::Delivery> told_;  // words of messages that are given up, on their way
+  std::map<int, MessageTags> tags_;     // of messages that this rank receives
+  bool is_over_ = false;                // no message is cancelled any more
+  std::condition_variable changed_;     // a block's withdrawal has come, or lost_
 };
 
 }  // namespace lowcomm

@@ -8,75 +8,51 @@
 #include <utility>
 
 #include "base/error.h"
-#include "messages/p2p.h"
+#include "messages/p2p_parts.h"
 #include "transport/transport.h"
 
 namespace lowcomm {
 
-bool P2p::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
+bool P2p::Cancels::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
   bool has_tags;  // else it is told when it is paired
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
     const bool is_through = message->through_ || (!message->finishing_ && message->isThrough());
     if (is_through || message->given_up_) return false;
     message->given_up_ = true;
     has_tags = message->first_tag_.has_value();
-    message->op.cancellation->give({group_.rank(), why});
+    message->op.cancellation->give({p2p_.group_.rank(), why});
   }
-  leave(*message, /*closes=*/has_tags, /*says=*/has_tags);
+  leave(*message, /*closes=*/has_tags, /*tells=*/has_tags);
   return true;
 }
 
-bool P2p::cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
-  std::shared_ptr<P2pMessage> message;
-  {
-    std::lock_guard<std::mutex> choosing(choosing_);
-    {
-      std::lock_guard<std::mutex> settled(recv->mutex_);
-      if (recv->error_ || recv->lost_) return false;
-      message = recv->message_;
-    }
-    if (!message) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        std::erase(any_[recv->flow].waiting, recv);
-      }
-      const std::exception_ptr error = recv->op.givenUp({group_.rank(), why});
-      recv->settle(nullptr, error);
-      recv->op.note([&](OpProgress::State& state) { state.end(whatOf(error)); });
-      return true;
-    }
-  }
-  return cancel(message, why);
-}
-
-// With the lock: of two that are paired one is given up, and so is the other.
-void P2p::noteGivenUp(P2pMessage& message, const Announcement& announcement) {
+void P2p::Cancels::note(P2pMessage& message, const Announcement& announcement) {
   message.given_up_ = true;
   if (announcement.given_up) message.op.cancellation->give(*announcement.given_up);
 }
 
 // Where it was given up by the receiver its tags are closed here.
-void P2p::pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement) {
-  leave(*message, /*closes=*/!announcement.given_up, /*says=*/true);
-  if (announcement.given_up) forgetGivenUp(*message);
+void P2p::Cancels::pair(const std::shared_ptr<P2pSend>& message, const Announcement& announcement) {
+  leave(*message, /*closes=*/!announcement.given_up, /*tells=*/true);
+  if (announcement.given_up) forget(*message);
 }
 
 // The peer's word of a message that either rank gives up: an answer, or this rank answers, now or when it has the
 // message.
-void P2p::heardGivenUp(int peer, const CancelMessage& word) {
-  if (!MessageTags::belongs(word.first_tag, group_.rank(), peer) &&
-      !MessageTags::belongs(word.first_tag, peer, group_.rank()))
+void P2p::Cancels::heard(int peer, const CancelMessage& word) {
+  if (!MessageTags::belongs(word.first_tag, p2p_.group_.rank(), peer) &&
+      !MessageTags::belongs(word.first_tag, peer, p2p_.group_.rank()))
     throw WireError("message given up: expected the first tag of one, got " + std::to_string(word.first_tag));
-  if (word.cause.by < 0 || word.cause.by >= group_.size()) {
-    throw WireError("message given up: by: expected a rank below " + std::to_string(group_.size()) + ", got " +
+  if (word.cause.by < 0 || word.cause.by >= p2p_.group_.size()) {
+    throw WireError("message given up: by: expected a rank below " + std::to_string(p2p_.group_.size()) + ", got " +
                     std::to_string(word.cause.by));
   }
   std::shared_ptr<P2pMessage> message;
   bool is_answer = false, answers_later = false;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    message = underWay(peer, word.first_tag);
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    message = p2p_.underWay(peer, word.first_tag);
     if (message) {
       is_answer = std::exchange(message->given_up_, true);
       message->op.cancellation->give(word.cause);
@@ -86,29 +62,19 @@ void P2p::heardGivenUp(int peer, const CancelMessage& word) {
     }
   }
   if (!message) {
-    group_.closeTags(peer, word.first_tag);
-    if (!answers_later) say(peer, {word.first_tag, 0, word.cause});  // it is through here
+    p2p_.group_.closeTags(peer, word.first_tag);
+    if (!answers_later) tell(peer, {word.first_tag, 0, word.cause});  // it is through here
     return;
   }
-  if (!is_answer) leave(*message, /*closes=*/true, /*says=*/true);
+  if (!is_answer) leave(*message, /*closes=*/true, /*tells=*/true);
   if (auto* const received = dynamic_cast<P2pRecv*>(message.get()); received && word.number > 0)
-    adopt(*received, word.number);
-  forgetGivenUp(*message);
-}
-
-// With the lock. Null: it is through, or has not been posted.
-std::shared_ptr<P2pMessage> P2p::underWay(int peer, uint32_t first_tag) {
-  for (auto& [key, flow] : flows_) {
-    if (std::get<0>(key) != peer) continue;
-    for (const auto& message : flow.under_way)
-      if (message->first_tag_ == first_tag) return message;
-  }
-  return nullptr;
+    p2p_.adopt(*received, word.number);
+  forget(*message);
 }
 
 // With the lock: an announcement that no message has been paired with; null: none.
-Announcement* P2p::announced(int peer, uint32_t first_tag) {
-  for (auto& [key, flow] : flows_) {
+Announcement* P2p::Cancels::announced(int peer, uint32_t first_tag) {
+  for (auto& [key, flow] : p2p_.flows_) {
     if (std::get<0>(key) != peer) continue;
     for (Announcement& announcement : flow.announced)
       if (announcement.first_tag == first_tag) return &announcement;
@@ -118,41 +84,41 @@ Announcement* P2p::announced(int peer, uint32_t first_tag) {
 
 // Cancels a message: its waits end, its transfers stop, and the peer is notified before the memory is released. The
 // thread that finishes it releases its frames.
-void P2p::leave(P2pMessage& message, bool closes, bool says) {
+void P2p::Cancels::leave(P2pMessage& message, bool closes, bool tells) {
   message.leave();
-  if (closes) group_.closeTags(message.peer, *message.first_tag_);
+  if (closes) p2p_.group_.closeTags(message.peer, *message.first_tag_);
   message.op.cancellation->closed();
-  if (says) say(message);
+  if (tells) tell(message);
   auto* const received = dynamic_cast<P2pRecv*>(&message);
   std::optional<FrameHeader> first;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
     if (message.finishing_) return;
     if (received && received->hasFirst()) first = received->firstHeader();
     message.release();
   }
   const Cancellation::Cause cause = *message.op.cancellation->given();
   message.op.note(
-      [&](OpProgress::State& state) { state.end(group_.rankName(cause.by) + " gave it up: " + cause.why); });
-  group_.frames.trim();
-  if (first && first->epoch == group_.epoch) adopt(*received, first->sequence);
+      [&](OpProgress::State& state) { state.end(p2p_.group_.rankName(cause.by) + " gave it up: " + cause.why); });
+  p2p_.group_.frames.trim();
+  if (first && first->epoch == p2p_.group_.epoch) p2p_.adopt(*received, first->sequence);
 }
 
-void P2p::say(const P2pMessage& message) {
-  say(message.peer, {*message.first_tag_, message.sends ? message.op.sequence : 0, *message.op.cancellation->given()});
+void P2p::Cancels::tell(const P2pMessage& message) {
+  tell(message.peer, {*message.first_tag_, message.sends ? message.op.sequence : 0, *message.op.cancellation->given()});
 }
 
-void P2p::say(int peer, const CancelMessage& word) {
+void P2p::Cancels::tell(int peer, const CancelMessage& word) {
   std::lock_guard<std::mutex> telling(telling_);
   std::erase_if(told_, [](const AnnouncementBoard::Delivery& told) { return isOver(*told.transfer); });
   try {
-    told_.push_back(board_.tell(peer, word));
+    told_.push_back(p2p_.board_.tell(peer, word));
   } catch (const TransportError&) {
     // The thread that listens to the peer hears of it too.
   }
 }
 
-void P2p::settle(std::chrono::milliseconds patience) {
+void P2p::Cancels::settle(std::chrono::milliseconds patience) {
   const auto end = OpContext::Clock::now() + patience;
   std::lock_guard<std::mutex> telling(telling_);
   for (const AnnouncementBoard::Delivery& told : told_) {
@@ -162,15 +128,15 @@ void P2p::settle(std::chrono::milliseconds patience) {
 }
 
 // Both ranks know of it.
-void P2p::forgetGivenUp(P2pMessage& message) {
+void P2p::Cancels::forget(P2pMessage& message) {
   std::shared_ptr<P2pMessage> dropped;  // destroyed without the lock
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto flow = flows_.find(keyOf(message));
+  std::lock_guard<std::mutex> lock(p2p_.mutex_);
+  const auto flow = p2p_.flows_.find(keyOf(message));
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &message; });
   dropped = std::move(*at);
   under_way.erase(at);
-  close(flow->first, flow->second);
+  p2p_.close(flow->first, flow->second);
 }
 
 }  // namespace lowcomm

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
-#include "kernels/cast/cast_rules.h"
+#include "kernels/cast/cast.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

@@ -12,6 +12,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from linklab import Lab
@@ -109,10 +110,24 @@ def _killed(act: Act) -> Iterator[None]:
 
 
 def _started_again(act: Act) -> Iterator[None]:
-    os.kill(act.pid(), signal.SIGKILL)
+    pid, end = act.pid(), time.monotonic() + 10
+    os.kill(pid, signal.SIGKILL)
+    while not _has_ended(pid):  # before that its port is taken
+        if time.monotonic() > end:
+            raise TimeoutError(f"expected process {pid} to end within 10 s of SIGKILL")
+        time.sleep(0.002)
     act.notes.say("pretend")
     yield
     _expect_refused(act)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only its exit status is left."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state in "ZX"
 
 
 def _another_process(act: Act) -> Iterator[None]:

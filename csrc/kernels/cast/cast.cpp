@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/narrow_float.h"
-#include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "messages/p2p.h"
+
+namespace lowcomm {
+
+// The parts of P2p that have state of their own. All share its mutex_, in addition to the locks named here; "with the
+// lock" is mutex_.
+
+// Receives from any rank (P2p::recvAny).
+class P2p::AnySource {
+ public:
+  explicit AnySource(P2p& p2p) : p2p_(p2p) {}
+
+  void recv(const std::shared_ptr<AnyRecv>& recv);
+  bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
+
+  // The board's handler of a question or an offer.
+  void heard(int peer, const AnySourceWord& word);
+
+  // Tells a rank that has asked, once, that the next receive of the flow that it announces will have a message.
+  void offer(int peer, const MessageFlow& name);
+
+  // With the lock: this rank has announced a receive of the flow; the peer has; all peers are lost.
+  void countOwn(int peer, const MessageFlow& name);
+  void countTheirs(int peer, const MessageFlow& name);
+  void lose(const TransportError& why);
+
+ private:
+  // Receives of a tag from any rank: those that wait, and the ranks that have a message, in the order of their offers.
+  struct Receives {
+    struct Peer {
+      bool asked = false;                    // and the answer has not been made use of
+      uint32_t announced = 0;                // receives of the flow, since it was asked
+      std::optional<uint32_t> offered = {};  // the same number as the sender has it
+      AnnouncementBoard::Delivery question = {};
+    };
+    std::map<int, Peer> peers;
+    std::deque<int> offers;
+    std::deque<std::shared_ptr<AnyRecv>> waiting;
+  };
+  // A peer's question for a message.
+  struct Wanted {
+    uint32_t heard = 0;  // announcements of the flow since then
+    bool answered = false;
+    AnnouncementBoard::Delivery offer = {};
+  };
+
+  void choose(const MessageFlow& name);
+
+  P2p& p2p_;
+  std::mutex choosing_;  // of senders; before a flow's in_order
+  std::mutex offering_;
+  std::map<MessageFlow, Receives> receives_;              // with the lock
+  std::map<std::pair<int, MessageFlow>, Wanted> wanted_;  // with the lock
+};
+
+// Messages that are cancelled (P2p::cancel).
+class P2p::Cancels {
+ public:
+  explicit Cancels(P2p& p2p) : p2p_(p2p) {}
+
+  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
+
+  // The board's handler of the peer's message.
+  void heard(int peer, const CancelMessage& word);
+
+  // With the lock: of two that are paired one is cancelled, and so is the other. Then, without it: sends what the peer
+  // has to know.
+  void note(P2pMessage& message, const Announcement& announcement);
+  void pair(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
+
+  void settle(std::chrono::milliseconds patience);
+
+ private:
+  Announcement* announced(int peer, uint32_t first_tag);
+  void leave(P2pMessage& message, bool closes, bool tells);
+  void tell(const P2pMessage& message);
+  void tell(int peer, const CancelMessage& word);
+  void forget(P2pMessage& message);
+
+  P2p& p2p_;
+  std::mutex telling_;
+  std::list<AnnouncementBoard::Delivery> told_;  // messages of this kind in transfer
+};
+
+// Withdrawals from blocks of channels (P2p::withdraw).
+class P2p::Withdrawals {
+ public:
+  explicit Withdrawals(P2p& p2p) : p2p_(p2p) {}
+
+  // A block of channels between this rank and a peer.
+  struct Block {
+    std::mutex announcing;  // of receives, one at a time
+    uint32_t period = 0;
+    bool closed = false, heard = false;  // this rank has withdrawn; so has the peer, and all is answered
+    std::string why;
+    std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
+    AnnouncementBoard::Delivery delivery;
+  };
+
+  void withdraw(int peer, uint32_t number, const std::string& why);
+  std::string withdrawn(int peer, uint32_t number);
+  void resume(OpContext& op, int peer, uint32_t number);
+
+  // The board's handler of the peer's withdrawal.
+  void heard(int peer, const Withdrawal& theirs);
+
+  // For a withdrawn flow: sends that wait for a receive stay queued; receives that wait for a send are refused after
+  // the frames of earlier messages.
+  void refuseRest(int peer, const MessageFlow& name);
+
+  Block& block(int peer, uint32_t number);
+
+  // With the lock. Throws PeerRefusal where the message's block is withdrawn; whether an announcement of the flow is to
+  // be refused.
+  void expectTaken(const P2pMessage& message);
+  bool refuses(int peer, const MessageFlow& name);
+
+ private:
+  class Wait;
+  bool close(Block& block, const std::string& why);
+  void tell(int peer, uint32_t number, Block& block);
+  void answered(int peer, uint32_t number, Block& block);
+  void refuseAll(int peer, uint32_t block);
+  std::vector<Key> keysOf(int peer, uint32_t block);
+
+  P2p& p2p_;
+  std::map<std::pair<int, uint32_t>, Block> blocks_;  // with the lock
+};
+
+}  // namespace lowcomm
