@@ -157,7 +157,7 @@ $(VENV)/.lint: pyproject.toml
 docs: build
 	$(BIN)/pip install -q "sphinx>=8" "myst-parser>=4" furo
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
-	@echo "build/docs/docs/index.html"
+	@echo "build/docs/index.html"
 .PHONY: docs
 
 # Every program that benchmarks/README.md lists; a day, never part of the tests. ONLY="fsdp ddp" runs some, by their words.

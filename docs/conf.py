@@ -18,6 +18,7 @@ include_patterns = [
 ]
 html_theme = "furo"
 html_title = f"torch_lowcomm {version}"
+html_extra_path = ["_root"]  # index.html, which leads to docs/index.html
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of FORMAT.md that a test reads have languages of their own
 
 myst_heading_anchors = 3  # as GitHub makes them
