@@ -5,7 +5,6 @@
 
 #include "codec/float_codec.h"
 #include "collective/op_context.h"
-#include "kernels/reduce.h"
 
 namespace lowcomm {
 namespace {
@@ -17,7 +16,7 @@ bool refusesSome(const CodecSpec& codec) {
 
 }  // namespace
 
-// Where a run's elements and residual are, and what slot it has.
+// Where a run's elements are, and what slot it has.
 ScatterEntry StagedSource::entryOf(const Run& run) const {
   if (elements_.entries) return (*elements_.entries)[run.segment];
   const auto* data = static_cast<const std::byte*>(elements_.data);

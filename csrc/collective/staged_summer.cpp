@@ -8,7 +8,6 @@
 #include "codec/fused.h"
 #include "collective/op_context.h"
 #include "collective/summer.h"
-#include "kernels/reduce.h"
 
 namespace lowcomm {
 

@@ -56,12 +56,11 @@ class Summer {
   virtual void wait() {}
 };
 
-// For elements in host memory, or where `device_codec` is. A device's are float32, float16 or bfloat16, without
-// premultiplication, because own elements would have to be changed before they are summed; those with residuals are
-// float32, coded, encoded again, and have what the residuals were in `kept`; the entries of a slice that is not encoded
-// again are one piece of memory. Throws TypeError for a dtype and a kind that reduceSupports refuses; ValueError for
-// residuals of a premultiplied sum or of exact elements that are encoded again, for codes of another kind than a sum
-// that are, and for other residuals on a device.
+// Makes a summer for elements in host memory, or where `device_codec` is. A device's are float32, float16 or bfloat16,
+// without premultiplication, because own elements would have to be changed before they are summed, and without error
+// feedback; the entries of a slice that is not encoded again are one piece of memory. Throws TypeError for a dtype and
+// a kind that reduceSupports refuses; ValueError for residuals of a premultiplied sum or of exact elements that are
+// encoded again, for codes of another kind than a sum that are, and on a device for error feedback or made elements.
 std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements);
 
 // A reduction in a group of one rank, in place: there is no peer, so nothing is encoded, and only rounding of the scale

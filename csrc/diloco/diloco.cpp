@@ -16,10 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double secondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 void expectAveraged(const std::vector<OuterParameter>& parameters) {
   for (const OuterParameter& parameter : parameters) {
     if (parameter.tensor.is_floating_point() && parameter.tensor.layout() == at::kStrided) continue;

@@ -77,6 +77,8 @@ class DiLoCoX {
   DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
 
+  DiLoCoX(const DiLoCoX&) = delete;  // members refer to options_
+
   // Replaces the constructor on a rank that cannot construct one for a reason of its own: tells the other ranks, which
   // throw.
   static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,

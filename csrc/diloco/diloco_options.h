@@ -69,9 +69,10 @@ struct DiLoCoXOptions {
 // Rank and interval by the effective rank of pseudo-gradients (DiLoCoX, arXiv 2506.21263, section 2.4.3, "adaptive
 // gradient compress algorithm"): r'_t, that of outer step t, is the mean over its matrices of the least number of
 // singular values of the average Δ_t that have kEnergy of the squares' sum; r_t is the mean of the last kWindow of them
-// (r_1 while there are fewer), within [min_rank, r_1]; H_t = max(leastInterval, round(H_1·r_t/r_1)). The window is the
-// paper's, which gives no other number. Δ_t has passed through factors of rank r_t and shows no more directions than
-// these, so r_t never rises. All of it follows from averages, which are the same on all ranks of a group.
+// (r_1 while there are fewer), within [min_rank, r_1]; H_t = max(⌊H_1/4⌋, fragments, round(H_1·r_t/r_1)). The window is
+// the paper's, which gives no other number. Δ_t has passed through factors of rank r_t and shows no more directions
+// than these: r_t does not rise above the rank that is sent. All of it follows from averages, which are the same on all
+// ranks of a group.
 class Adaptation {
  public:
   static constexpr int64_t kWindow = 5;

@@ -14,10 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double secondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 constexpr size_t kCounters = 5;  // of numbersOf(), in front of the fragments'
 
 // All but the effective ranks, which are of any number.

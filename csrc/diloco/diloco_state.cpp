@@ -1,5 +1,5 @@
 // The checkpoint of an outer loop: its fragments, counters and schedule.
-#include <cmath>
+#include <algorithm>
 
 #include "base/error.h"
 #include "diloco/diloco.h"

@@ -2,15 +2,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/float_env.h"
 #include "diloco/fragment.h"
 #include "kernels/finite.h"
-#include "kernels/isa/table.h"
-#include "kernels/reduce.h"
 #include "tensor/host_parameters.h"
-#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {

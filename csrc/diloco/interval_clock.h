@@ -14,6 +14,10 @@
 
 namespace lowcomm {
 
+inline double secondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 // A fragment of a site's model on one of its ranks: the stripes of it that the rank carries, and when it is averaged.
 struct FragmentSchedule {
   FragmentSchedule(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers)

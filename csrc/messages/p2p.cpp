@@ -113,7 +113,12 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (of_channel) withdrawals_->expectTaken(*message);
-    if (group_.transport.canCloseTags()) message->first_tag_ = nextTag(message->peer);
+    if (group_.transport.canCloseTags()) {
+      MessageTags& tags = tags_.try_emplace(message->peer, group_.rank(), message->peer).first->second;
+      do {
+        message->first_tag_ = tags.next();
+      } while (tags.comeAgain() && underWay(message->peer, *message->first_tag_));
+    }
     message->op.sequence = flow.last = numberAfter(flow.last);
     addUnderWay(flow, message);
     any_source_->countOwn(message->peer, message->key.flow);
@@ -187,15 +192,6 @@ void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
   if (hears_no_word && message->op.cancellation) message->op.cancellation->endGroup();
 }
 
-// With the lock.
-uint32_t P2p::nextTag(int peer) {
-  MessageTags& tags = tags_.try_emplace(peer, group_.rank(), peer).first->second;
-  uint32_t tag = tags.next();
-  while (tags.comeAgain() && underWay(peer, tag))
-    tag = tags.next();
-  return tag;
-}
-
 // With the lock. Null: it is through, or has not been posted.
 std::shared_ptr<P2pMessage> P2p::underWay(int peer, uint32_t first_tag) {
   for (auto& [key, flow] : flows_) {
@@ -228,7 +224,13 @@ void P2p::finish(P2pMessage& message) {
   }
   std::exception_ptr error;
   try {
-    error = message.sends ? finishSend(static_cast<P2pSend&>(message)) : finishRecv(static_cast<P2pRecv&>(message));
+    if (message.sends) {
+      auto& send = static_cast<P2pSend&>(message);
+      send.wait();
+      error = send.error();
+    } else {
+      error = finishRecv(static_cast<P2pRecv&>(message));
+    }
   } catch (const PeerRefusal&) {  // it was given up in the meantime
     error = std::current_exception();
     message.release();
@@ -245,12 +247,6 @@ void P2p::finish(P2pMessage& message) {
 }
 
 // Returns why the message was not delivered though the group goes on; null where it was.
-std::exception_ptr P2p::finishSend(P2pSend& message) {
-  message.wait();
-  return message.error();
-}
-
-// As finishSend().
 std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   const auto sink = std::move(message.sink_);
   for (size_t k = 0; k < message.plan.frames.size(); ++k) {

@@ -14,7 +14,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "collective/context.h"
 #include "collective/source_sink.h"
@@ -175,14 +174,12 @@ class P2p {
   class Cancels;
   class Withdrawals;  // messages/p2p_parts.h has the three
 
-  uint32_t nextTag(int peer);
   void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
   void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, bool of_channel);
   void pair(Flow& flow);
   void heard(int peer, Announcement announcement);
   void lost(int peer, const TransportError& why);
   std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
-  std::exception_ptr finishSend(P2pSend& message);
   std::exception_ptr finishRecv(P2pRecv& message);
   void adopt(P2pRecv& message, uint32_t number);
   void takeDown(P2pRecv& message);

@@ -34,9 +34,11 @@ class P2p::AnySource {
   // Tells a rank that has asked, once, that the next receive of the flow that it announces will have a message.
   void offer(int peer, const MessageFlow& name);
 
-  // With the lock: this rank has announced a receive of the flow; the peer has; all peers are lost.
+  // With the lock. Counts a receive of the flow that this rank, or the peer, has announced.
   void countOwn(int peer, const MessageFlow& name);
   void countTheirs(int peer, const MessageFlow& name);
+
+  // With the lock. Fails the receives that wait, if no peer is left that could send.
   void lose(const TransportError& why);
 
  private:
@@ -78,9 +80,10 @@ class P2p::Cancels {
   // The board's handler of the peer's message.
   void heard(int peer, const CancelMessage& word);
 
-  // With the lock: of two that are paired one is cancelled, and so is the other. Then, without it: sends what the peer
-  // has to know.
+  // With the lock. Marks a send as cancelled when it is paired with an announcement and either of the two is.
   void note(P2pMessage& message, const Announcement& announcement);
+
+  // Without the lock. Closes the tags of such a send and tells the peer.
   void pair(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
 
   void settle(std::chrono::milliseconds patience);
@@ -125,9 +128,10 @@ class P2p::Withdrawals {
 
   Block& block(int peer, uint32_t number);
 
-  // With the lock. Throws PeerRefusal where the message's block is withdrawn; whether an announcement of the flow is to
-  // be refused.
+  // With the lock. Throws PeerRefusal if the message's block is withdrawn.
   void expectTaken(const P2pMessage& message);
+
+  // With the lock. Whether announcements of the flow are refused now.
   bool refuses(int peer, const MessageFlow& name);
 
  private:

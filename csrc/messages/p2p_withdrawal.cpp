@@ -96,8 +96,6 @@ void P2p::Withdrawals::answered(int peer, uint32_t number, Block& block) {
   p2p_.changed_.notify_all();
 }
 
-// For a withdrawn flow: sends that wait for a receive stay queued; receives that wait for a send are refused after the
-// frames of earlier messages.
 void P2p::Withdrawals::refuseRest(int peer, const MessageFlow& name) {
   FlowLock posting(p2p_, {peer, name, true});
   Flow& flow = posting.flow();

@@ -42,7 +42,7 @@ class DiLoCoXOptions:
             8 bits lose of a residual is lost.
         adapt_rank: Whether the rank r_t follows the effective rank of the averages (arXiv 2506.21263, section 2.4.3): the
             mean over the last five outer steps of the number of singular values that have 95 % of the squares' sum. It
-            never rises, since an average shows no more directions than its factors have.
+            does not rise above the rank that is sent, since an average shows no more directions than its factors.
         adapt_sync_every: Whether the interval follows r_t too: H·r_t/r, at least H/4. Shards need `cluster`, or a `mesh` of
             two dimensions.
         min_rank: The least rank.

@@ -57,6 +57,17 @@ NAMES = tuple(name for name in vars(PlainModule) if name.startswith("message_"))
 _ABSENT = object()
 
 
+def _has(module: torch.nn.Module, name: str) -> bool:
+    """Whether a module has an attribute, one of the module that it wraps too; a property is not evaluated."""
+    if inspect.getattr_static(module, name, _ABSENT) is not _ABSENT:
+        return True
+    # What torch.compile and torch's wrappers put around a module passes its attributes on.
+    wrapped = (
+        getattr(module, inner, None) for inner in ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+    )
+    return any(isinstance(inner, torch.nn.Module) and _has(inner, name) for inner in wrapped)
+
+
 def unwrapped(module: torch.nn.Module) -> Any:
     """The module of a stage without torch's DDP around it."""
     return module.module if isinstance(module, DistributedDataParallel) else module
@@ -69,7 +80,7 @@ def boundary_module(submodule: torch.nn.Module) -> BoundaryModule:
         TypeError: The module has a part of the interface.
     """
     module = unwrapped(submodule)
-    missing = [name for name in NAMES if inspect.getattr_static(module, name, _ABSENT) is _ABSENT]
+    missing = [name for name in NAMES if not _has(module, name)]
     if len(missing) == len(NAMES):
         return cast("BoundaryModule", PlainModule())
     if missing:

@@ -150,6 +150,7 @@ class Stage(NotCopied, PipelineStage):
             for info in infos:
                 if hasattr(info, "take_buffer"):
                     info.buffer = None
+        self._messages.failure = ""
 
     def expect_micro_batches(self, count: int) -> None:
         """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.

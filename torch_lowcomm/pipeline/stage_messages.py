@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -41,7 +42,8 @@ class StageMessages:
     """
 
     def __init__(self, stage: PipelineStage, module: BoundaryModule, codecs: StageCodecs) -> None:
-        self._stage, self._module, self._codecs = stage, module, codecs
+        self._stage: PipelineStage = weakref.proxy(stage)  # which has this object
+        self._module, self._codecs = module, codecs
         self._name = f"stage {stage.stage_index}"
         self._backend = backend_of(stage.group)
         self._boundaries: dict[int, Boundary | None] = {}
@@ -145,11 +147,10 @@ class StageMessages:
         self._forget()
 
     def resume(self) -> None:
-        """Takes messages again, once the stages next to this one have failed too."""
+        """Lets the boundaries take messages again, once the stages next to this one have failed too."""
         self._forget()
         for side in self.boundaries:
             side.resume()
-        self.failure = ""
 
     def expect_none_failed(self) -> None:
         """At the beginning of a step.

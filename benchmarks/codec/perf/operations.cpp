@@ -47,8 +47,8 @@ class Operations {
 
   void measure(const KernelTable& form) {
     perturb(form, Noise::rademacher, "rademacher", {.85, .90}, {3.5, 4}, calls_);
-    // Bound by arithmetic, memory or not: an eighth of it says as much. Its own target is against torch
-    // (noise_peers.py), and seeds have nothing to share but the pass over memory, which is hidden already.
+    // Bound by arithmetic, memory or not: an eighth of it says as much. Seeds have nothing to share but the pass over
+    // memory, which is hidden already.
     perturb(form, Noise::gaussian, "gaussian", {0, 0}, {0, 0}, std::max<size_t>(1, calls_ / 8));
     for (const char* text : {"minmax4:bucket=512", "minmax4:bucket=1024", "sym4:bucket=1024"}) {
       delta(form, text, DType::float32, {0, 0});

@@ -17,7 +17,6 @@ from convergence.diloco import presets as diloco_presets
 from convergence.diloco import runs as diloco_runs
 from convergence.diloco.rank import SHAPE, Configuration
 from torch_lowcomm.diloco import presets
-from torch_lowcomm.diloco.presets import INT4
 
 STEPS, POINT = 4000, 20
 # 4.1.3: 125 inner steps, 4 bits, one step of delay; no adaptive compression for OPT-1.3B (4.2.1). Of 32 outer steps the
@@ -103,14 +102,3 @@ def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
         )
     loss, tokens_s = LARGE_ALL_REDUCE
     print(f"# {'AllReduce':<24}{'107B':>6}{'':>26}{loss:>11.2f}{1:>9.3f}{1:>8}{tokens_s:>9.1f}")
-
-
-def ratio_as_counted(configuration: Configuration) -> float:
-    """How many times fewer bytes than 16 bits of every parameter and step, as the paper counts: values alone."""
-    outer, cocktail = configuration.outer, configuration.cocktail
-    if cocktail:
-        return 16 / 4 * cocktail["stride"] / cocktail["keep"]
-    if not outer:
-        return 1
-    bits = 4 if outer["codec"] == INT4 else 16
-    return outer["sync_every"] * 16 / bits * (SHAPE.width / (2 * outer["rank"]) if "rank" in outer else 1)

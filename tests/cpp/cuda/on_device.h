@@ -48,8 +48,6 @@ class OnDevice {
   void* at_ = nullptr;
 };
 
-inline constexpr DType kElementTypes[] = {DType::float32, DType::float16, DType::bfloat16};
-
 // Values as elements of a type, in bytes.
 inline std::vector<std::byte> elementsOf(const std::vector<float>& values, DType dtype) {
   std::vector<std::byte> bytes(values.size() * itemBytes(dtype));

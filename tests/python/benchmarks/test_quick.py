@@ -1,4 +1,9 @@
-"""Every benchmark program that has a quick form runs it: rows and gates are written, and the gates on what it computes pass."""
+"""Benchmark programs run their quick forms: rows and gates are written, and the gates on what is computed pass.
+
+`convergence fsdp` and `ddp` run with the examples. Left out: what needs a text or weights that are no package's (`pretrained`,
+`seed_replay_smollm2`, `stable_rank`, `convergence split_learning`), and what takes minutes by waiting (`diloco_throughput`,
+`tcp_links`, `convergence diloco_table1`).
+"""
 
 import json
 import os

@@ -4,6 +4,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from torch_lowcomm.pipeline import boundary_module
 
@@ -226,3 +227,18 @@ def test_a_module_with_a_part_of_the_interface_is_refused():
         TypeError, match=r"_Half: expected all of lc\.pipeline\.BoundaryModule, got .* without message_finite"
     ):
         boundary_module.boundary_module(half)
+
+
+class _Whole(_Half):
+    message_finite, message_options, message_context_names = True, {}, ()
+
+    def message_context(self, *_, **__):
+        return {}
+
+
+def test_what_torch_wraps_keeps_the_interface():
+    for wrapped in (torch.compile(_Whole(2, 2)), checkpoint_wrapper(_Whole(2, 2))):
+        module = boundary_module.boundary_module(wrapped)
+        assert (module.message_codec, module.message_finite) == ("gauss4", True)
+    with pytest.raises(TypeError, match="without message_finite"):
+        boundary_module.boundary_module(torch.compile(_Half(2, 2)))

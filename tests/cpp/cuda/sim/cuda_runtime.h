@@ -18,7 +18,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __noinline__
 #define __shared__ static  // blocks run one after another
 #define __launch_bounds__(...)
 #define __grid_constant__
