@@ -41,8 +41,8 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     "lines of csrc": (1, 46_400),
-    "lines of torch_lowcomm": (1, 20_200),
-    "lines of tests": (1, 67_300),
+    "lines of torch_lowcomm": (1, 20_250),
+    "lines of tests": (1, 67_350),
     "lines of benchmark programs": (1, 21_000),
     "most declarations of a class of csrc": (1, 69),  # MessageStream
     "lines of the longest Python class": (1, 370),  # SeedReplay
