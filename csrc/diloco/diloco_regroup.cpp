@@ -49,12 +49,12 @@ OuterProgress takenFrom(OpQueue& group, int root, const OuterProgress& mine) {
   return taken;
 }
 
-// What a rank of a site brings to the end of a regroup, and what the site has then.
+// The state of one rank at the end of a regroup. agreeInSite() turns the states of a site's ranks into one.
 struct Arrival {
   OuterProgress progress;
   bool carries;   // a stripe: then the progress is that of its group
-  bool behind;    // this rank; then any rank of the site
-  double late_s;  // since this rank waits for no other site; then the first rank's
+  bool behind;    // this rank is; after agreeInSite() any rank of the site is
+  double late_s;  // since this rank stopped waiting for other sites; after agreeInSite() the first rank's
 };
 
 // A rank that carries no stripe takes the progress of a rank that carries one of its part of the model.

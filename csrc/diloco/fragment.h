@@ -28,7 +28,7 @@ struct EffectiveRanks {
   double mean() const { return matrices == 0 ? 0 : sum / matrices; }
 };
 
-// What a fragment knows of its last average.
+// Figures of a fragment's last average, which the outer step reports.
 struct LastAverage {
   EffectiveRanks effective;  // of its matrices (Adaptation)
   OpCounters moved;          // bytes

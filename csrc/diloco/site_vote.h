@@ -15,9 +15,9 @@
 
 namespace lowcomm {
 
-// What the ranks of a site agree on, in addition to averages: at every outer step how the averages of all ranks came
-// out, whether a checkpoint is written, and that all ranks go on waiting while one of them does. Every function is
-// collective over the site unless said otherwise; a rank without a site votes alone. One thread.
+// The ranks of a site vote on three things: at every outer step whether the averages of all ranks succeeded, whether a
+// checkpoint is written, and whether all ranks keep waiting because one of them does. Every function is collective over
+// the site unless its comment says otherwise; a rank without a site votes alone. One thread.
 class SiteVote {
  public:
   // `ranks`: null for a rank alone. `model` outlives this.
