@@ -16,7 +16,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from reset_proxy import ResetProxy
+from reset_proxy import ResetProxy, rounds
 from test_tcp import POLICY, _results
 
 from torch_lowcomm import _C
@@ -123,14 +123,13 @@ def _behind_a_router(r, every_s):
     mine = torch.linspace(-1, 1, n) * (r.rank + 1)
     once = mine.clone()
     dist.all_reduce(once)
-    for _ in range(40):
+    for _ in rounds(proxy, 40):
         again = mine.clone()
         dist.all_reduce(again)
         assert torch.equal(again, once), "the codes of sym4 are the same every time"
     dist.barrier()
     r.meet()  # who leaves while resets go on may leave others alone
     if proxy:
-        assert proxy.resets > 2, proxy.resets
         proxy.close()
     dist.destroy_process_group()
 

