@@ -49,6 +49,8 @@ ADAPTERS = (
     *PRIVATE[-2:],
 )
 TIERS = {"quick": ("",), "private": PRIVATE, "adapters": ADAPTERS}
+# All of a few folders, but of the whole suite what `make test` runs.
+MARKS = {"quick": "not slow and not later", "private": "not slow", "adapters": "not slow"}
 # pip may have been given constraints that keep torch below a version: here each minor is asked for by its number.
 ENVIRONMENT = {"PIP_CONSTRAINT": os.devnull, "LOWCOMM_CUDA": "off", "PYTHONUNBUFFERED": "1"}
 
@@ -74,8 +76,8 @@ class Result:
 class Minor:
     """One minor version's copy of the tree."""
 
-    def __init__(self, minor: str, tests: tuple[str, ...], until: float) -> None:
-        self._minor, self._tests, self._until = minor, tests, until
+    def __init__(self, minor: str, tier: str, until: float) -> None:
+        self._minor, self._tier, self._until = minor, tier, until
         self._folder = COPIES / minor
         self._python = self._folder / ".venv" / "bin" / "python"
         self.result = Result(minor)
@@ -126,7 +128,7 @@ class Minor:
     def _test(self) -> str:
         """Quick tests, and one run of each example."""
         said = []
-        for which, tests in (("not slow", self._tests), ("slow", EXAMPLES)):
+        for which, tests in ((MARKS[self._tier], TIERS[self._tier]), ("slow", EXAMPLES)):
             files = [self._folder / "tests" / "python" / test for test in tests]
             workers = min(os.cpu_count() or 1, 7) + 1
             code = self._call(
@@ -209,7 +211,7 @@ def main() -> int:
     results = []
     for minor in minors:
         print(f"torch {minor}: see {COPIES / minor}.log", flush=True)
-        results.append(Minor(minor, TIERS[given.tier], time.monotonic() + 60 * given.limit).run())
+        results.append(Minor(minor, given.tier, time.monotonic() + 60 * given.limit).run())
         print(f"  {results[-1].torch}: {results[-1].steps}", flush=True)
     print(f"\n{'torch':<16}{'names':<22}{'build':<28}tests ({given.tier})")
     for result in results:
