@@ -30,6 +30,26 @@ void expectNoCapture(const Group& group, const std::string& op, const at::Tensor
       "'s current one, which captures a CUDA graph: an op that the host takes part in cannot be captured");
 }
 
+void DeviceOps::add(const std::shared_ptr<OpBuffers>& op) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(op);
+}
+
+void DeviceOps::start(OpBuffers& op) {
+  std::shared_ptr<OpBuffers> next;
+  {
+    const std::lock_guard lock(mutex_);
+    // Ops that were cancelled in the queue have never come here.
+    while (!waiting_.empty() && waiting_.front().lock().get() != &op)
+      waiting_.pop_front();
+    if (!waiting_.empty()) waiting_.pop_front();
+    if (!waiting_.empty()) next = waiting_.front().lock();
+  }
+  op.start(op.device_codec ? &queue_ : &loads_);
+  const bool is_known = !op.device_codec;  // a device codec writes outputs that `op` does not name
+  if (next && is_known && !next->device_codec && !next->reads(op)) next->load(&loads_);
+}
+
 OpIssuer::OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks)
     : group_(group), inner_(inner), codecs_(codecs), blocks_(blocks) {}
 
@@ -42,7 +62,7 @@ bool OpIssuer::takes(const std::string& op, const at::Tensor& tensor) const {
 DeviceQueue* OpIssuer::queueOf(const std::string& op, const at::Tensor& tensor) {
   expectNoCapture(group_, op, tensor);
   if (tensor.device().is_cpu()) return nullptr;
-  return &queues_.try_emplace(tensor.device().index(), tensor.device()).first->second;
+  return &devices_.try_emplace(tensor.device().index(), tensor.device()).first->second.queue();
 }
 
 void StagingRequest::add(const Layout& layout) {
@@ -102,13 +122,14 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
   const auto ranges = ProfilerRanges::ofCaller(name);
-  Engine::Job job = [buffers, queue, state, copies, ranges](OpContext& context) {
+  DeviceOps* const device = queue ? &devices_.at(queue->device().index()) : nullptr;
+  Engine::Job job = [buffers, queue, device, state, copies, ranges](OpContext& context) {
     if (ranges) ranges->follow(context);
     if (queue) DeviceQueue::occupy(queue->device());
     {
       std::optional<at::ThreadLocalStateGuard> restored;
       if (copies) restored.emplace(*state);
-      buffers->start(queue);
+      device ? device->start(*buffers) : buffers->start(nullptr);
     }
     buffers->run(context);
     context.whole = true;
@@ -124,6 +145,7 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
     OpCounters moved = counters;
     if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
     group_.stats.moved(name, moved);
+    if (error) buffers->abandon();
     if (buffers->ended) buffers->ended(error);
     buffers->run = {};
     buffers->device_codec.reset();
@@ -133,8 +155,9 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
     buffers->packs.clear();
     work->complete(asTorchError(error));
   };
-  const auto start = [this, op, name, work, job, done]() -> WorkPtr {
+  const auto start = [this, op, name, work, job, done, device, buffers]() -> WorkPtr {
     group_.stats.call(name, op.exact);
+    if (device) device->add(buffers);
     group_.engine().submit(name, job, done, static_cast<uint32_t>(op.sequence));
     return work;
   };
