@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from linklab import LabUnavailable
+from result_pages import RESULTS
 from steps.cases import Case
 from steps.measure import measure
 
@@ -18,20 +20,10 @@ from convergence.pipeline import link as pipeline_link
 from convergence.subspace import ratios as subspace_ratios
 
 RATES = ("10mbit", "100mbit", "1gbit")
-RATES_OF = {"fsdp_tables": ("100mbit",)}  # of other methods all
-# Of methods whose steps are all alike: how `steps` wraps which model, and by a run's name how its steps travel.
-CASES: dict[str, tuple[str, str, dict[str, Case]]] = {
-    "fsdp_tables": (
-        "fsdp",
-        "10M",
-        {
-            "exact, 10.7 M": Case("exact", weights="none", gradients="none"),
-            "W8G8, 10.7 M": Case("W8G8", weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024"),
-        },
-    ),
+# Of methods whose steps are all alike: how `steps` wraps the model, and by a run's name how its steps travel.
+CASES: dict[str, tuple[str, dict[str, Case]]] = {
     "fsdp": (
         "fsdp",
-        "base",
         {
             "exact": Case("exact", weights="none", gradients="none"),
             "W8G8/1024": Case("W8G8/1024", weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024"),
@@ -39,7 +31,6 @@ CASES: dict[str, tuple[str, str, dict[str, Case]]] = {
     ),
     "ddp": (
         "ddp",
-        "base",
         {
             "exact": Case("exact"),
             "sym4": Case("sym4", hook="lowcomm", codec="sym4:bucket=128"),
@@ -58,10 +49,18 @@ _STEPS = 3  # timed of every case, in turn: they differ by the link, not by the 
 
 
 def of_cases(method: str, rate: str, configurations: Mapping[str, Any]) -> dict[str, float]:
-    """{run's name: seconds a step} on 2 hosts, those of one of CASES; LabError when a rank fails."""
-    wrapping, model, cases = CASES[method]
-    _, rows = measure(wrapping, list(cases.values()), rate=rate, model=model, batch=8, repetitions=_STEPS)
+    """{run's name: seconds a step} of the base model on 2 hosts, those of one of CASES; LabError when a rank fails."""
+    wrapping, cases = CASES[method]
+    _, rows = measure(wrapping, list(cases.values()), rate=rate, model="base", batch=8, repetitions=_STEPS)
     return {name: row.seconds for name, row in zip(cases, rows, strict=True)}
+
+
+def of_record() -> dict[str, dict[str, float]]:
+    """The same of the model of 10.7 million parameters as `steps fsdp` has recorded them: {rate: {run's name: seconds}}."""
+    recorded = json.loads((RESULTS / "steps_fsdp.json").read_text())
+    (link,) = recorded["links"]
+    seconds = {row["name"]: row["seconds"] for row in link["rows"]}
+    return {link["rate"]: {"exact, 10.7 M": seconds["lowcomm exact"], "W8G8, 10.7 M": seconds["lowcomm W8G8"]}}
 
 
 # By a method of the convergence program: seconds a step at a rate, of the configurations in its JSON, measured in the lab.
@@ -71,7 +70,7 @@ MEASURED: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
 }
 # Methods whose losses are validation, with the module that has their `step_seconds` and `compared`.
 SIMULATED = {"aq": pipeline_link, "aq_replicas": pipeline_link, "subspace": subspace_ratios}
-DRAWN = (*MEASURED, *SIMULATED)
+DRAWN = (*MEASURED, *SIMULATED, "fsdp_tables")
 
 
 def step_seconds(method: str, content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -86,9 +85,11 @@ def step_seconds(method: str, content: Mapping[str, Any]) -> dict[str, dict[str,
     """
     if method in SIMULATED:
         return SIMULATED[method].step_seconds(content)
+    if method == "fsdp_tables":
+        return of_record()
     found: dict[str, dict[str, float]] = dict(content.get("step_seconds", {}))
     try:
-        for rate in () if found else RATES_OF.get(method, RATES):
+        for rate in () if found else RATES:
             found[rate] = MEASURED[method](rate, content["configurations"])
             times = ", ".join(f"{name} {seconds:.3f}" for name, seconds in found[rate].items())
             print(f"# seconds a step at {rate}: {times}", flush=True)
@@ -113,7 +114,8 @@ def draw(
     with panels.panels(path, columns, rows=rows, size=size, title=title) as grid:
         for axes, (rate, times) in zip(grid, seconds.items(), strict=True):
             longest = max(step_s * runs[name][0]["step"][-1] for name, step_s in times.items())
-            unit_s, unit = panels.in_units(longest)
+            # Minutes would be powers of ten below 1 on a logarithmic axis.
+            unit_s, unit = panels.in_units(longest if len(seconds) == 1 or longest >= 7200 else 0)
             for number, (name, step_s) in enumerate(times.items()):
                 steps = runs[name][0]["step"]
                 recent = 1 if key == "validations" else 10 if steps[0] == 1 else 4

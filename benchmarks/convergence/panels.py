@@ -10,7 +10,7 @@ from typing import Any
 
 import pictures
 
-_UNITS = ((2 * 3600, 3600, "hours"), (1800, 60, "minutes"))
+_UNITS = ((2 * 3600, 3600, "hours"), (1000, 60, "minutes"))
 
 
 @contextlib.contextmanager
