@@ -3,7 +3,7 @@
     python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_residuals|diloco_table1|
         diloco_unequal|aq|aq_replicas|split_learning|subspace|subspace_depth|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
-        [--seconds FILE [--curves FILE]]
+        [--seconds FILE] [--curves FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import kept
-import pictures
 import report
 import text
 
-from convergence import link_curves
+from convergence import link_curves, panels
 from convergence.ddp import runs as ddp_runs
 from convergence.diloco import plot as diloco_plot
 from convergence.diloco import residuals as diloco_residuals
@@ -60,6 +59,23 @@ METHODS: dict[str, Callable] = {
     "subspace_depth": subspace_depth.measure,
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
+}
+TITLES = {  # of the pictures; colours are means over seeds, with a band from the least to the most
+    "fsdp": "FSDP2, two ranks: exact and with 8 bits",
+    "fsdp_variants": "FSDP2, two ranks: fewer bits, and other ways to round",
+    "fsdp_tables": "FSDP2, two hosts, 10.7 million parameters",
+    "ddp": "DDP, two ranks: exact, 4 bits, and factors of rank 4",
+    "diloco": "Outer loops: DiLoCoX and other methods, two ranks",
+    "diloco_residuals": "DiLoCoX: residuals in 32 and in 8 bits",
+    "diloco_table1": "Outer loops with the settings of DiLoCoX's Table 1",
+    "diloco_unequal": "Two sites, one of them half as fast",
+    "aq": "Pipelines: exact messages, codes, and codes of changes (AQ-SGD)",
+    "aq_replicas": "Two replicas of a pipeline: both kinds of messages coded",
+    "split_learning": "Split learning on Fashion-MNIST",
+    "subspace": "Boundaries of a pipeline: subspaces, projections, and codes of all numbers",
+    "subspace_depth": "Constrained decoders of 8, 16 and 32 blocks",
+    "seed_replay": "Seed replay, next to DDP and averaged parameters",
+    "seed_replay_lora": "Seed replay on adapters, next to DDP",
 }
 # Parts of methods that can be run by themselves.
 PARTS: dict[str, Mapping[str, Any]] = {
@@ -129,11 +145,11 @@ def parse() -> argparse.Namespace:
         type=Path,
         help="loss against seconds on links of some rates (PNG): as root, of pipelines simulated",
     )
-    parser.add_argument("--curves", type=Path, metavar="FILE", help="with --seconds: of a JSON's runs; trains nothing")
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="draw the runs of this JSON; trains nothing")
     args = parser.parse_args()
-    if args.curves and not (args.seconds and args.method in link_curves.SIMULATED):
-        parser.error(f"--curves: expected --seconds and one of {', '.join(link_curves.SIMULATED)}, got {args.method!r}")
-    if args.seconds and args.only and args.method not in link_curves.SIMULATED:
+    if args.curves and not (args.seconds or args.plot):
+        parser.error("--curves: expected --seconds or --plot, got neither")
+    if args.seconds and args.only and args.method not in (*link_curves.SIMULATED, "fsdp_tables"):
         parser.error(f"--seconds: expected a whole method, got --only {args.only}")
     if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
         parser.error(f"--seconds: expected one of {', '.join(link_curves.DRAWN)}, got {args.method!r}")
@@ -158,44 +174,61 @@ def parse() -> argparse.Namespace:
 
 
 def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None = None) -> None:
-    """Draws seed 0's curves of the runs that counted bytes, the short one on gloo left out; `names`: of these only."""
-    import plot
+    """Draws loss against bytes of the runs that counted bytes, the short one on gloo left out; `names`: of these only."""
+    longest = max(curve["step"][-1] for curve in curves)
+    chosen = [curve for curve in curves if curve["step"][-1] == longest and curve["bytes"][-1]]
+    runs = panels.by_name([curve for curve in chosen if names is None or curve["name"] in names])
+    with panels.panels(path, 1, size=(7.2, 4.4), title=title) as (axes,):
+        for name, of_seeds in runs.items():
+            first = of_seeds[0]
+            recent = 10 if first["step"][:2] == [1, 2] else 4
+            sent = [total / 1e6 for total in first["bytes"]]
+            panels.banded(axes, sent, [curve["loss"] for curve in of_seeds], recent=recent, label=name)
+        totals = [of_seeds[0]["bytes"][-1] for of_seeds in runs.values()]
+        if max(totals) > 5 * min(totals):
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(left=0)
+        axes.set_xlabel("sent by a rank (MB)")
+        axes.set_ylabel("training loss (nats a byte)")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
 
-    longest = max(len(curve["step"]) for curve in curves)
-    chosen = [curve for curve in curves if curve["seed"] == 0 and len(curve["step"]) == longest and curve["bytes"][-1]]
-    chosen = [curve for curve in chosen if names is None or curve["name"] in names]
-    lines = [plot.Curve(curve["name"], curve["loss"], curve["bytes"]) for curve in chosen]
-    plot.loss_against_bytes(lines, path, title=title)
-    pictures.shrink(path)
 
-
-def _seconds(method: str, content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Loss against seconds of a JSON's curves, drawn to `path`: what the JSON has of it; {} where nothing is drawn."""
+def _pictures(args: argparse.Namespace, content: dict[str, Any]) -> dict[str, Any]:
+    """Draws what --plot and --seconds ask for; returns what the JSON has of the latter, {} where nothing is drawn."""
+    drawn, title = content.get(DRAWN.get(args.method, "curves")), TITLES[args.method]
+    if args.plot and not drawn:
+        print(f"# no plot: {args.only or args.method} has no {DRAWN[args.method]}")
+    elif args.plot and args.method in DRAWS:
+        DRAWS[args.method](drawn, args.plot, title=title)
+    elif args.plot:
+        draw(drawn, args.plot, title=title, names=content.get("drawn"))
     found: dict[str, Any] = {}
-    if times := link_curves.step_seconds(method, content):
+    if args.seconds and (times := link_curves.step_seconds(args.method, content)):
         found["step_seconds"] = times
-        if method in link_curves.SIMULATED:
-            found["compared"] = link_curves.SIMULATED[method].compared(content, times)
-        link_curves.draw(content["curves"], times, path, method)
+        if args.method in link_curves.SIMULATED:
+            found["compared"] = link_curves.SIMULATED[args.method].compared(content, times)
+        link_curves.draw(content["curves"], times, args.seconds, title)
     return found
 
 
-def _of_recorded(method: str, recorded: Path, seconds: Path, json_file: Path | None) -> int:
-    """Loss against seconds of the runs of a JSON; SystemExit with a sentence where it is another method's."""
-    content = json.loads(recorded.read_text())
-    if content.get("method") != method:
-        raise SystemExit(f"convergence: --curves: expected a JSON of {method}, got one of {content.get('method')!r}")
+def _of_recorded(args: argparse.Namespace) -> int:
+    """Draws the runs of a JSON; SystemExit with a sentence where it is another method's."""
+    content = json.loads(args.curves.read_text())
+    if content.get("method") != args.method:
+        got = content.get("method")
+        raise SystemExit(f"convergence: --curves: expected a JSON of {args.method}, got one of {got!r}")
     of = content["versions"].get("commit", "unknown")
-    print(report.heading(f"convergence {method}, curves of {recorded.name}", trained_at=of[:8]))
-    found = _seconds(method, content, seconds)
-    return report.finish([], json_file, {"method": method, "trained_at": of, **found})
+    print(report.heading(f"convergence {args.method}, curves of {args.curves.name}", trained_at=of[:8]))
+    return report.finish([], args.json, {"method": args.method, "trained_at": of, **_pictures(args, content)})
 
 
 def main() -> int:
     """Runs the method and reports."""
     args = parse()
     if args.curves:
-        return _of_recorded(args.method, args.curves, args.seconds, args.json)
+        return _of_recorded(args)
     options = {"quick": args.quick, "seeds": args.seeds}
     if args.text:
         options["text"] = "{name}, {bytes} bytes, sha256 {sha256}".format(**args.text)
@@ -205,16 +238,7 @@ def main() -> int:
         content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds, **chosen)
     except RuntimeError as error:
         raise SystemExit(f"convergence: {error}") from None
-    if args.plot:
-        drawn = DRAWN.get(args.method, "curves")
-        if not content.get(drawn):
-            print(f"# no plot: {args.only} has no {drawn}")
-        elif args.method in DRAWS:
-            DRAWS[args.method](content[drawn], args.plot, title=f"{args.method}, seed 0")
-        else:
-            draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
-    if args.seconds:
-        content |= _seconds(args.method, content, args.seconds)
+    content |= _pictures(args, content)
     if "curves" in content:
         content["curves"] = [thinned(curve) for curve in content["curves"]]
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

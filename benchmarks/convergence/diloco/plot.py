@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from convergence.panels import panels
+from convergence.panels import banded, by_name, named_points, panels
 
 _LINES = (
     "all_reduce",
@@ -23,39 +24,41 @@ _RECENT = 4  # points of a curve, of 5 steps each, that one of a line is the mea
 
 
 def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Writes a PNG of three panels, of seed 0: training loss against bytes; validation loss of every run; r_t and H_t.
+    """Writes a PNG of three panels: training loss against bytes; mean validation loss of every run; r_t and H_t of seed 0.
 
     Args:
         curves: Of the JSON.
         path: Of the PNG.
         title: Above all of it.
     """
-    first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
+    runs = by_name(curves)
     with panels(path, 3, size=(17, 5), title=title) as (lines, ends, adaptation):
-        for name in (name for name in _LINES if name in first):
-            loss, sent = first[name]["loss"], first[name]["bytes"]
-            recent = [loss[max(0, i + 1 - _RECENT) : i + 1] for i in range(len(loss))]
-            points = [(b / 1e6, sum(r) / len(r)) for b, r in zip(sent, recent, strict=True) if b]
-            lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
+        for name in (name for name in _LINES if name in runs):
+            sent = [total / 1e6 for total in runs[name][0]["bytes"] if total]
+            losses = [curve["loss"][-len(sent) :] for curve in runs[name]]
+            banded(lines, sent, losses, recent=_RECENT, label=name)
         lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
         lines.legend(fontsize=8)
-        draw_ends(ends, first, {"DiLoCoX"})
         lines.set_xscale("log")
         lines.set_xlabel("sent by a rank (MB)")
         lines.grid(alpha=0.3, which="both")
-        draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
+        draw_adaptation(adaptation, runs["DiLoCoX"][0]["outer"])
+        draw_ends(ends, runs, {"DiLoCoX"})
 
 
-def draw_ends(axes: Any, curves: Mapping[str, Mapping[str, Any]], marked: Set[str]) -> None:
-    """A point a run with its name: validation loss against bytes; those `marked` in red."""
-    for name, curve in curves.items():
-        at = curve["bytes"][-1] / 1e6, curve["validation"]
+def draw_ends(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], marked: Set[str]) -> None:
+    """A point a run with its name: mean validation loss against bytes; those `marked` in red."""
+    points = {
+        name: (of_seeds[0]["bytes"][-1] / 1e6, statistics.mean(curve["validation"] for curve in of_seeds))
+        for name, of_seeds in runs.items()
+    }
+    for name, at in points.items():
         axes.plot(*at, "o", markersize=4, color="tab:red" if name in marked else "tab:blue")
-        axes.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
     axes.set_ylabel("validation loss of the outer parameters")
     axes.set_xscale("log")
     axes.set_xlabel("sent by a rank (MB)")
     axes.grid(alpha=0.3, which="both")
+    named_points(axes, points)
 
 
 def draw_adaptation(axes: Any, outer: Sequence[Mapping[str, float]]) -> None:

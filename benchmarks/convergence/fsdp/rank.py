@@ -24,8 +24,8 @@ from convergence import validation
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     """One run. `weights`, `gradients`, `master` and `learn_at` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in
-    place of the call, they are unused. `width` and `layers` are the model's, `validation_batches` what a rank reads for the
-    perplexity.
+    place of the call, they are unused. `width`, `layers` and `heads` are the model's, `validation_batches` what a rank reads
+    for the perplexity.
     """
 
     backend: str = "lowcomm"
@@ -36,6 +36,7 @@ class Configuration:
     policy: str = ""
     width: int = model.Config.width
     layers: int = model.Config.layers
+    heads: int = model.Config.heads
     steps: int = 400
     seed: int = 0
     batch: int = 8
@@ -57,7 +58,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     options = lc.Options(policy=c.policy, min_bytes=0) if c.policy else None
     dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world, pg_options=options)
     torch.manual_seed(c.seed)
-    shape = model.Config(width=c.width, layers=c.layers)
+    shape = model.Config(width=c.width, layers=c.layers, heads=c.heads)
     gpt = model.GPT(shape)
     mesh = init_device_mesh("cpu", (world,))
     for block in gpt.blocks:

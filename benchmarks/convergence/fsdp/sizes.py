@@ -16,7 +16,7 @@ from convergence.fsdp.rank import Configuration
 from convergence.fsdp.variants import FEW
 
 STEPS = 200
-SIZES = {"1.6 M": {"width": 256, "layers": 2}, "10.7 M": {"width": 384, "layers": 6}}
+SIZES = {"1.6 M": {"width": 256, "layers": 2}, "10.7 M": {"width": 384, "layers": 6, "heads": 6}}
 BOUND = 1.01
 
 

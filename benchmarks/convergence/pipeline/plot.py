@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convergence.panels import panels
+from convergence.panels import banded, by_name, named_points, panels
 
 _LINES = (
     "exact",
@@ -21,32 +22,36 @@ _TEXT = ", fine-tuning, 4 stages"  # whose runs are drawn where they are there
 
 
 def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Writes a PNG of three panels, of seed 0: both losses by step; validation against bits; |a - m| / |a| by step.
+    """Writes a PNG of three panels, means over seeds: both losses by step; validation against bits; |a - m| / |a| by step.
 
     Args:
         curves: Of the JSON.
         path: Of the PNG.
         title: Above all of it.
     """
-    first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
-    chosen = {name.removesuffix(_TEXT): curve for name, curve in first.items() if name.endswith(_TEXT)}
-    chosen = chosen or {name: curve for name, curve in first.items() if name in _LINES} or first
+    runs = by_name(curves)
+    chosen = {name.removesuffix(_TEXT): of_seeds for name, of_seeds in runs.items() if name.endswith(_TEXT)}
+    chosen = chosen or {name: of_seeds for name, of_seeds in runs.items() if name in _LINES} or runs
+    points: dict[str, tuple[float, float]] = {}
     with panels(path, 3, size=(17, 5), title=title) as (lines, ends, changes):
-        for number, (name, curve) in enumerate(chosen.items()):
-            style = {"linewidth": 1.4, "color": f"C{number}"}
-            lines.plot(curve["step"], curve["validations"], **style, label=name)
-            lines.plot(curve["step"], curve["loss"], **style, linestyle=":")
-            points = [(step, ratio) for step, ratio in zip(curve["step"], curve["changes"], strict=True) if ratio]
-            if points:
-                changes.plot(*zip(*points, strict=True), **style, label=name)
-            at = curve["forward_bits"] + curve["backward_bits"], curve["validation"]
-            ends.plot(*at, "o", markersize=4, color=f"C{number}")
-            ends.annotate(name, at, fontsize=7, xytext=(4, 4), textcoords="offset points")
+        for number, (name, of_seeds) in enumerate(chosen.items()):
+            style, first = {"color": f"C{number}"}, of_seeds[0]
+            banded(lines, first["step"], [curve["validations"] for curve in of_seeds], **style, label=name)
+            banded(lines, first["step"], [curve["loss"] for curve in of_seeds], **style, linestyle=":")
+            kept = [i for i, ratio in enumerate(first["changes"]) if ratio]
+            if kept:
+                ratios = [[curve["changes"][i] for i in kept] for curve in of_seeds]
+                banded(changes, [first["step"][i] for i in kept], ratios, **style)
+            points[name] = (
+                first["forward_bits"] + first["backward_bits"],
+                statistics.mean(curve["validation"] for curve in of_seeds),
+            )
+            ends.plot(*points[name], "o", markersize=4, **style)
         lines.set_xlabel("steps")
         lines.set_ylabel("nats a byte: validation by exact messages; dotted: training")
         ends.set_xlabel("bits an element, forward and backward together")
         ends.set_xscale("log", base=2)
-        ends.set_xlim(right=130)
+        ends.set_xlim(4, 130)
         ends.xaxis.set_major_formatter("{x:g}")
         ends.set_ylabel("validation by exact messages after training (nats a byte)")
         changes.set_xlabel("steps")
@@ -56,3 +61,4 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
         lines.legend(fontsize=8)
         for axes in (lines, ends, changes):
             axes.grid(alpha=0.3, which="both")
+        named_points(ends, points)
