@@ -19,6 +19,29 @@ from torch_lowcomm.groups import exact
 logger = logging.getLogger("torch_lowcomm")
 
 
+class OneRank:
+    """The rank of a machine that has no other, in the place of `MachineRanks`."""
+
+    ranks: Sequence[int] = ()
+    first = True
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Returns the one value."""
+        return [mine]
+
+    def agree(self, topic: str, make: Callable[[], Any]) -> Any:
+        """Calls `make`: there is no rank to compare with."""
+        return make()
+
+    def mean(self, loss: float, *, at: Sequence[float]) -> float:
+        """Returns the loss."""
+        return loss
+
+    def any(self, mine: bool) -> bool:
+        """Returns the argument."""
+        return mine
+
+
 class MachineRanks:
     """The ranks that share out one machine's weights, in the order of their mesh. Every method is a collective.
 

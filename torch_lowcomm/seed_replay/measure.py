@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from torch_lowcomm.seed_replay.estimators import Estimator
-from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
-from torch_lowcomm.seed_replay.weights import Perturbation
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
 class Measure:
@@ -25,7 +25,7 @@ class Measure:
         estimator: Makes projected gradients of losses.
         samples: The most samples in an iteration.
         seconds: Time after which no other sample is begun; one is always taken. None for no limit.
-        ranks: The machine's ranks where it has several: a loss is the mean of theirs.
+        ranks: The machine's ranks; a loss is the mean of theirs.
 
     Attributes:
         evaluations: Number of evaluations of the loss so far.
@@ -39,7 +39,7 @@ class Measure:
         *,
         samples: int,
         seconds: float | None,
-        ranks: MachineRanks | None = None,
+        ranks: OneRank | MachineRanks,
     ) -> None:
         self._model, self._perturbation, self._estimator = model, perturbation, estimator
         self._samples, self._seconds, self._ranks = samples, seconds, ranks
@@ -54,8 +54,7 @@ class Measure:
             with self._perturbation.at(sample, factor):
                 torch.clear_autocast_cache()  # which a region around step() keeps: casts of weights as they were before
                 loss = float(loss_of(batch))
-            if self._ranks is not None:
-                loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
+            loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
             return loss if factor == 0 or self._perturbation.complete() else evaluate(sample, factor, batch)
 
         def more(taken: int) -> bool:
@@ -63,8 +62,7 @@ class Measure:
                 return False
             if taken == 0 or self._seconds is None:
                 return True
-            over = time.monotonic() - begin >= self._seconds
-            return not (over if self._ranks is None else self._ranks.any(over))
+            return not self._ranks.any(time.monotonic() - begin >= self._seconds)
 
         with _evaluating(self._model):
             try:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
-from torch_lowcomm.seed_replay.shards import part_of, whole
-from torch_lowcomm.seed_replay.weights import Entry
+from torch_lowcomm.seed_replay.shards import Entry, part_of, whole
 
 
 def packed(snapshot: dict[str, Any]) -> bytes:
