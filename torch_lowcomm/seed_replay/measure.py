@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_lowcomm.seed_replay.estimators import Estimator
+from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.options import SeedReplayOptions
 from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
@@ -22,9 +23,8 @@ class Measure:
     Args:
         model: The model, which is in eval mode meanwhile.
         perturbation: Perturbs its weights.
-        estimator: Makes projected gradients of losses.
-        samples: The most samples in an iteration.
-        seconds: Time after which no other sample is begun; one is always taken. None for no limit.
+        options: The estimator that makes projected gradients of losses; the most samples of an iteration; and the time after
+            which no other sample is begun. One is always taken.
         ranks: The machine's ranks; a loss is the mean of theirs.
 
     Attributes:
@@ -35,14 +35,12 @@ class Measure:
         self,
         model: nn.Module,
         perturbation: Perturbation,
-        estimator: Estimator,
-        *,
-        samples: int,
-        seconds: float | None,
+        options: SeedReplayOptions,
         ranks: OneRank | MachineRanks,
     ) -> None:
-        self._model, self._perturbation, self._estimator = model, perturbation, estimator
-        self._samples, self._seconds, self._ranks = samples, seconds, ranks
+        self._model, self._perturbation, self._ranks = model, perturbation, ranks
+        self._samples, self._seconds = options.most_samples, options.seconds
+        self._estimator = ESTIMATORS[options.estimator](options.eps)
         self.evaluations = 0
 
     def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:

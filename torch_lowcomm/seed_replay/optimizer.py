@@ -14,7 +14,6 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 from torch_lowcomm.seed_replay.exchange import Exchange
 from torch_lowcomm.seed_replay.machine import connected
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
@@ -104,15 +103,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         self._ranks.agree("exchange", begun)
         machine = self._ranks.gather(None if inner is None else inner.machine)[0]
         self._weights = TrainedWeights(model, own, self._options, machine, self._ranks)
-        estimator = ESTIMATORS[self._options.estimator](self._options.eps)
-        self._measure = Measure(
-            model,
-            self._weights.perturbation,
-            estimator,
-            samples=self._options.most_samples,
-            seconds=self._options.seconds,
-            ranks=self._ranks,
-        )
+        self._measure = Measure(model, self._weights.perturbation, self._options, self._ranks)
         self._joined, self._counts = False, {"gradients": 0, "payload_bytes": 0, "skipped": 0}
         kept = None if checkpoint is None else Path(checkpoint)
         self._exchange, self._checkpoint = connected(
