@@ -5,10 +5,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 Table = TypeVar("Table", bound="OptionTable")
+
+
+def option(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
+    """Makes a field with a range.
+
+    Args:
+        default: Its default.
+        words: What is expected, for an error.
+        holds: Whether a value, which is not None, is in the range.
+    """
+    return dataclasses.field(default=default, metadata={"words": words, "holds": holds})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +48,17 @@ class OptionTable:
                 meant = f" (did you mean {near[0]}?)" if near else ""
                 raise TypeError(f"{cls.owner}: expected one of the options {', '.join(fields)}, got {name!r}{meant}")
         return cls(**options)
+
+    def expect_in_range(self) -> None:
+        """Checks the fields that have a range.
+
+        Raises:
+            ValueError: A value is outside; the message has the name, what was expected, and the value.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.metadata and value is not None and not field.metadata["holds"](value):
+                raise ValueError(f"{self.owner}: {field.name}: expected {field.metadata['words']}, got {value!r}")
 
     @classmethod
     def completed(cls, signature: inspect.Signature) -> inspect.Signature:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch_lowcomm._option_table import OptionTable
+from torch_lowcomm._option_table import OptionTable, option
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 
 _MOST_SAMPLES = 65535  # in a message
-_LEAST = {"most_samples": 1, "pool": 0, "restore_every": 1, "check_every": 0, "snapshot_every": 1, "seed": 0}
+Range = tuple[str, Callable[[Any], bool]]
+_POSITIVE: Range = "a finite number above 0", lambda value: value > 0 and math.isfinite(value)
+
+
+def _integer(least: int) -> Range:
+    return (
+        f"an integer of {least} or more",
+        lambda count: isinstance(count, int) and not isinstance(count, bool) and count >= least,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +52,21 @@ class SeedReplayOptions(OptionTable):
 
     owner: ClassVar[str] = "SeedReplay"
 
-    eps: float = 1e-3
-    samples: int | None = None
-    seconds: float | None = None
-    weight_decay: float = 0.0
+    eps: float = option(1e-3, *_POSITIVE)
+    samples: int | None = option(None, *_integer(1))
+    seconds: float | None = option(None, *_POSITIVE)
+    weight_decay: float = option(0.0, "a finite number, 0 or more", lambda value: value >= 0 and math.isfinite(value))
     noise: str = "rademacher"
     codec: str = "logbyte"
     lr_scale: str = "sqrt"
-    estimator: str = "two-sided"
-    pool: int = 0
+    estimator: str = option("two-sided", f"one of {', '.join(ESTIMATORS)}", ESTIMATORS.__contains__)
+    pool: int = option(0, *_integer(0))
     base: str | None = None
-    perturb: str = "at-use"
-    restore_every: int = 1
-    seed: int = 0
-    check_every: int = 100
-    snapshot_every: int = 1000
+    perturb: str = option("at-use", "at-use or in-place", ("at-use", "in-place").__contains__)
+    restore_every: int = option(1, *_integer(1))
+    seed: int = option(0, *_integer(0))
+    check_every: int = option(100, *_integer(0))
+    snapshot_every: int = option(1000, *_integer(1))
 
     @property
     def most_samples(self) -> int:
@@ -86,27 +95,16 @@ class SeedReplayOptions(OptionTable):
         Raises:
             ValueError: A number is wrong, there is no such name, or two options do not go together.
         """
-        for name, value in (("lr", lr), ("eps", self.eps), ("seconds", self.seconds)):
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise ValueError(
-                f"SeedReplay: weight_decay: expected a finite number, 0 or more, got {self.weight_decay!r}"
-            )
-        for key, least in _LEAST.items():
-            name, count = key.removeprefix("most_"), getattr(self, key)
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ValueError(f"SeedReplay: {name}: expected an integer of {least} or more, got {count!r}")
+        words, holds = _POSITIVE
+        if not holds(lr):
+            raise ValueError(f"SeedReplay: lr: expected {words}, got {lr!r}")
+        self.expect_in_range()
         if self.most_samples > _MOST_SAMPLES:
             raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {self.most_samples}")
-        if self.estimator not in ESTIMATORS:
-            raise ValueError(f"SeedReplay: estimator: expected one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
         if self.estimator == "one-sided" and self.most_samples < 2:
             raise ValueError(
                 "SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation"
             )
-        if self.perturb not in ("at-use", "in-place"):
-            raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {self.perturb!r}")
         if self.base is not None:
             self._expect_base(sharded=sharded)
 
