@@ -62,7 +62,7 @@ def _rows(cache, peer, sends):
     """What the end of edge 0 to a peer remembers, as Cache.rows."""
     import torch_lowcomm as lc
 
-    return cache.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
+    return cache.slots.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
 
 
 def _coded(r):
