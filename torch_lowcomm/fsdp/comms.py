@@ -18,6 +18,7 @@ from torch_lowcomm.fsdp.master import QuantizedMaster
 from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
+from torch_lowcomm.reduction import as_op
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -181,7 +182,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             output_tensor,
             input_tensor,
             layout,
-            dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
+            as_op(op),
             slot=self._slot,
             step=self.calls % 2**32,
         )
