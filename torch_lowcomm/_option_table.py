@@ -22,6 +22,15 @@ def option(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
     return dataclasses.field(default=default, metadata={"words": words, "holds": holds})
 
 
+def at_least(default: int | None, least: int) -> Any:
+    """Makes a field for an integer of `least` or more."""
+
+    def holds(count: Any) -> bool:
+        return isinstance(count, int) and not isinstance(count, bool) and count >= least
+
+    return option(default, f"an integer of {least} or more", holds)
+
+
 @dataclasses.dataclass(frozen=True)
 class OptionTable:
     """The base of a table: names, types and defaults are its fields, meanings its docstring.

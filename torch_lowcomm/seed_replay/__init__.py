@@ -7,7 +7,7 @@ loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 from torch_lowcomm.seed_replay.exchange import Alone, Exchange, ReplayMismatch, StaticExchange, machine_number
 from torch_lowcomm.seed_replay.optimizer import SeedReplay
 from torch_lowcomm.seed_replay.options import SeedReplayOptions
-from torch_lowcomm.seed_replay.store import StoreExchange
+from torch_lowcomm.seed_replay.store import StoreExchange, StoreExchangeOptions
 
 __all__ = [
     "Alone",
@@ -17,5 +17,6 @@ __all__ = [
     "SeedReplayOptions",
     "StaticExchange",
     "StoreExchange",
+    "StoreExchangeOptions",
     "machine_number",
 ]

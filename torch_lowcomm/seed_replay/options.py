@@ -7,19 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch_lowcomm._option_table import OptionTable, option
+from torch_lowcomm._option_table import OptionTable, at_least, option
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 
 _MOST_SAMPLES = 65535  # in a message
-Range = tuple[str, Callable[[Any], bool]]
-_POSITIVE: Range = "a finite number above 0", lambda value: value > 0 and math.isfinite(value)
-
-
-def _integer(least: int) -> Range:
-    return (
-        f"an integer of {least} or more",
-        lambda count: isinstance(count, int) and not isinstance(count, bool) and count >= least,
-    )
+_POSITIVE: tuple[str, Callable[[Any], bool]] = (
+    "a finite number above 0",
+    lambda value: value > 0 and math.isfinite(value),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +48,20 @@ class SeedReplayOptions(OptionTable):
     owner: ClassVar[str] = "SeedReplay"
 
     eps: float = option(1e-3, *_POSITIVE)
-    samples: int | None = option(None, *_integer(1))
+    samples: int | None = at_least(None, 1)
     seconds: float | None = option(None, *_POSITIVE)
     weight_decay: float = option(0.0, "a finite number, 0 or more", lambda value: value >= 0 and math.isfinite(value))
     noise: str = "rademacher"
     codec: str = "logbyte"
     lr_scale: str = "sqrt"
     estimator: str = option("two-sided", f"one of {', '.join(ESTIMATORS)}", ESTIMATORS.__contains__)
-    pool: int = option(0, *_integer(0))
+    pool: int = at_least(0, 0)
     base: str | None = None
     perturb: str = option("at-use", "at-use or in-place", ("at-use", "in-place").__contains__)
-    restore_every: int = option(1, *_integer(1))
-    seed: int = option(0, *_integer(0))
-    check_every: int = option(100, *_integer(0))
-    snapshot_every: int = option(1000, *_integer(1))
+    restore_every: int = at_least(1, 1)
+    seed: int = at_least(0, 0)
+    check_every: int = at_least(100, 0)
+    snapshot_every: int = at_least(1000, 1)
 
     @property
     def most_samples(self) -> int:
