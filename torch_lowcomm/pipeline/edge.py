@@ -191,16 +191,17 @@ class Edge(NotCopied):
             ValueError: As send(), or there are posted receives and `like`, or neither.
             torch.distributed.DistBackendError: As send().
         """
-        if (like is None) != bool(self._messages.receives):
+        receives = self._messages.receives
+        if (like is None) != bool(receives):
             raise ValueError(
-                f"{self._name}: expected recv() without arguments for the {len(self._messages.receives)} posted receives, or none "
+                f"{self._name}: expected recv() without arguments for the {len(receives)} posted receives, or none "
                 f"posted and `like`, got {'none' if like is None else 'like'}"
             )
         if like is not None:
             self.post(like, samples=samples)
-        chunk, single, gradients, receives = self._messages.receives.popleft()
-        self._messages.wait(receives)
-        tensors = [receive.tensor for receive in receives]
+        chunk, single, gradients, oldest = receives.popleft()
+        self._messages.wait(oldest)
+        tensors = [receive.tensor for receive in oldest]
         if gradients:
             tensors = Received.apply(self._messages, chunk, torch.zeros((), requires_grad=True), *tensors)
         return tensors[0] if single else tuple(tensors)
