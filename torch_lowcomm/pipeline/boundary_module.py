@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+
+from torch_lowcomm._ddp_around import without_ddp
 
 
 class BoundaryModule(Protocol):
@@ -68,18 +69,13 @@ def _has(module: torch.nn.Module, name: str) -> bool:
     return any(isinstance(inner, torch.nn.Module) and _has(inner, name) for inner in wrapped)
 
 
-def unwrapped(module: torch.nn.Module) -> Any:
-    """The module of a stage without torch's DDP around it."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
 def boundary_module(submodule: torch.nn.Module) -> BoundaryModule:
     """The interface of a stage's module.
 
     Raises:
         TypeError: The module has a part of the interface.
     """
-    module = unwrapped(submodule)
+    module = without_ddp(submodule)
     missing = [name for name in NAMES if not _has(module, name)]
     if len(missing) == len(NAMES):
         return cast("BoundaryModule", PlainModule())

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_lowcomm.pipeline.boundary_module import unwrapped
+from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm.pipeline.edge import Edge
 from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.subspace.families import new_cache
@@ -70,7 +70,7 @@ def generate(
             network. Where the group lives the next call begins anew.
     """
     if isinstance(stage, Stage):
-        stage, group = unwrapped(stage.submod), stage.group if group is None else group
+        stage, group = without_ddp(stage.submod), stage.group if group is None else group
     _expect_place(stage, group)
     links = _Links(stage, group)
     with _evaluating(stage), links.failing():
