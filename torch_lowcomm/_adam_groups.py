@@ -44,3 +44,8 @@ def expect_usable(
 def rules_of(groups: Groups) -> list[tuple[float, float, float, float, float]]:
     """(lr, β1, β2, eps, weight_decay) of each group."""
     return [(float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"])) for g in groups]
+
+
+def inverse_of(grad_scale: torch.Tensor) -> float:
+    """Returns 1 / a gradient scaler's scale, as the scaler computes it."""
+    return grad_scale.double().reciprocal().float().item()

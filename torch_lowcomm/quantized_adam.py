@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
-from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
+from torch_lowcomm._adam_groups import expect_in_range, expect_usable, inverse_of, rules_of
 from torch_lowcomm._adam_warm_up import WarmUp
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._copies import NotCopied
@@ -165,7 +165,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         self._core.step(
             [None if p.grad is None else local(p.grad) for p in self._trained],
             rules_of(self.param_groups),
-            scale=1.0 if scale is None else scale.double().reciprocal().float().item(),  # as the scaler computes it
+            scale=1.0 if scale is None else inverse_of(scale),
             skip=hasattr(self, "found_inf"),
         )
         self._warm_up.stepped(self.param_groups, self.state, self._names)

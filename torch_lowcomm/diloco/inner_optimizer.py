@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_lowcomm._adam_groups import inverse_of
 from torch_lowcomm._copies import NotCopied
 
 
@@ -58,7 +59,7 @@ class OptimizerAround(NotCopied, torch.optim.Optimizer):
         if float(infinities) > 0:
             return None
         if scale is not None:
-            inverse = scale.double().reciprocal().float().item()  # as the scaler computes it
+            inverse = inverse_of(scale)
             for parameter in parameters_of(self.inner):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inverse)

@@ -15,6 +15,7 @@ from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
+from torch_lowcomm.subspace.step_gradients import StepGradients
 from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
 
 if TYPE_CHECKING:
@@ -36,13 +37,10 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._basis: Basis | None = None
         self._vectors: torch.Tensor | None = None  # U of the basis, of a version and checksum
         self._vectors_version = self._vectors_checksum = 0
-        self._forget()
+        self._gradients = StepGradients()
         if module is not None:
             self._learn(module)
         super().__init__([{"params": params}] if isinstance(params, nn.Module) else params, defaults)
-
-    def _forget(self) -> None:
-        """Drops what is known of this step's gradients."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds the parameters of a module, or named parameters of a module that the optimizer knows.
@@ -194,7 +192,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
             super().load_state_dict({"state": {}, "param_groups": before})
             raise
         finally:
-            self._forget()
+            self._gradients.forget()
             self._show_state()
 
     def _show_state(self) -> None:
