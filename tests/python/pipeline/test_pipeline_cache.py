@@ -214,7 +214,7 @@ def _checkpointed(r):
     dcp.save({"cache": cache}, checkpoint_id=Path(r.folder) / "checkpoint")
     loaded = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     dcp.load({"cache": loaded}, checkpoint_id=Path(r.folder) / "checkpoint")
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     assert len(rows) == case.ROWS - 5 * r.rank
     both, *_ = _steps(r, loaded, 1)
     _expect_equal_sides(both)
@@ -228,9 +228,9 @@ def _checkpointed(r):
     # torch.save's way, and a state without slots, which changes nothing.
     torch.save(cache.state_dict(), Path(r.folder) / f"cache{r.rank}.pt")
     loaded.load_state_dict(torch.load(Path(r.folder) / f"cache{r.rank}.pt"))
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     loaded.load_state_dict(lc.pipeline.Cache(store="sym8:bucket=128").state_dict())
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     dist.destroy_process_group()
 
 

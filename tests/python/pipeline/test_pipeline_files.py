@@ -73,7 +73,7 @@ def _ahead(r, how, store):
     assert (stats["read_ahead"] > 0) == (how != "neither")
     cache.close()
     again = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
-    assert torch.equal(again.rows(0, r.rank == 0), rows)
+    assert torch.equal(again.slots.rows(0, r.rank == 0), rows)
     dist.destroy_process_group()
 
 

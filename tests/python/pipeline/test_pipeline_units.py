@@ -207,7 +207,7 @@ def test_a_cache_of_another_unit_is_refused(tmp_path):
     cache.close()
     again = lc.pipeline.Cache(store="sym8:bucket=128", folder=tmp_path)
     with pytest.raises(ValueError, match="expected slots in sym8:bucket=128"):
-        again.memory(slot, 4 * 576, 576, 576)
+        again.slots.memory(slot, 4 * 576, 576, 576)
     again.close()
 
 
