@@ -263,4 +263,4 @@ def test_a_fork_leaves_the_files_alone(tmp_path):
     assert ended[1] == 0
     assert memory.version(1) == 1
     cache.close()
-    assert len(lc.pipeline.Cache(folder=tmp_path).rows(0, True)) == 1
+    assert len(lc.pipeline.Cache(folder=tmp_path).slots.rows(0, True)) == 1

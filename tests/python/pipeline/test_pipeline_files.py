@@ -66,7 +66,7 @@ def _ahead(r, how, store):
     got = _trained(r, cache, how, CODED)
     assert all(map(torch.equal, got, want))
     rows = cache.slots.rows(0, r.rank == 0)
-    assert torch.equal(rows, ram.rows(0, r.rank == 0))
+    assert torch.equal(rows, ram.slots.rows(0, r.rank == 0))
     _expect_equal_sides(cache, r.rank)
     stats = cache.stats()
     assert stats["seen"] == stats["read_ahead"] + stats["read_late"]
