@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.ddp.options import StateOptions
 from torch_lowcomm.ddp.parameters import Named, Parameters
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class Connection(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,12 @@ from torch.futures import Future
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._log import logger
 from torch_lowcomm.ddp.connection import Connection, refuse
 from torch_lowcomm.ddp.options import StateOptions
 from torch_lowcomm.ddp.parameters import Named
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class State:

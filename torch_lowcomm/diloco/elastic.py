@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from torch.distributed import DistBackendError
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership import Membership
-
-logger = logging.getLogger("torch_lowcomm")
 
 _ATTEMPTS = 10  # to form a group that holds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
@@ -10,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, agree, tell
@@ -22,8 +22,6 @@ from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
 __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 def _plans(groups: list[ParameterGroup], chosen: Choices) -> list[Plan]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
@@ -19,8 +19,6 @@ from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import as_op
-
-logger = logging.getLogger("torch_lowcomm")
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import torch.distributed as dist
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of, set_policy
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class Replicas:

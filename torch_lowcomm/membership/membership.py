@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,14 +13,13 @@ from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._create import without_nccl
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.machine_group import Connector, MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
 from torch_lowcomm.membership.site import Site
-
-logger = logging.getLogger("torch_lowcomm")
 
 _ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine dies meanwhile, or stands still
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.comparison import compare
 from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 from torch_lowcomm.pipeline.slot import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
-
-logger = logging.getLogger("torch_lowcomm")
 
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
 # order than activations.

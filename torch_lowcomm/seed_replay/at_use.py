@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +10,9 @@ import torch
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.perturbation import Perturbation
 from torch_lowcomm.seed_replay.raw_reads import RawReads
-
-logger = logging.getLogger("torch_lowcomm")
 
 _LOOK_EVERY = 32  # evaluations; an even number, so that both of a two-sided estimate are alike
 

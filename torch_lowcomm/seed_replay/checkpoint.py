@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.log_file import LogFile
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class KeptLog(Protocol):

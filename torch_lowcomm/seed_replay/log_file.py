@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from pathlib import Path
 
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import bytes_checksum
-
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 _ENTRY = struct.Struct("<QI")  # bytes of the log so far, and their CRC-32C
 

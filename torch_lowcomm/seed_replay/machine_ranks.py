@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import show_both
 from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class OneRank:

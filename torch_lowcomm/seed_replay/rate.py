@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 
 import torch
 
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 _STEP = 0.3  # the norm of a step, by that of the gradient
 _TIMES = 10

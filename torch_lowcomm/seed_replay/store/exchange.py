@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.distributed import PrefixStore, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
@@ -34,8 +34,6 @@ from torch_lowcomm.seed_replay.store.pace import Pace
 from torch_lowcomm.seed_replay.store.run import Run
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 from torch_lowcomm.seed_replay.store.weight_check import other_weights
-
-logger = logging.getLogger("torch_lowcomm")
 
 _VERSION = 2  # of PROTOCOL.md
 _CHECK_WAIT = 0.25  # of T_apply, for a checksum: the others wait for this machine's next message meanwhile

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import time
 from collections.abc import Callable, Iterable
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.pace import Pace
 from torch_lowcomm.seed_replay.store.run import Run
-
-logger = logging.getLogger("torch_lowcomm")
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before a message
 LEFT = b"left"  # in the mail of a machine that has left; the others do not wait for it

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.store.catch_up import CatchUp
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
 from torch_lowcomm.seed_replay.store.join_requests import JoinRequest
 from torch_lowcomm.seed_replay.store.run import Run
-
-logger = logging.getLogger("torch_lowcomm")
 
 _FIRST_WAIT_S = 1.0  # for the log, before another look at the other keys; doubles
 _LONGEST_WAIT_S = 15.0
