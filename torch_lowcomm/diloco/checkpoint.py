@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
+from torch_lowcomm._saved import packed, unpacked
 from torch_lowcomm.diloco.groups import LoopGroups
 from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
 from torch_lowcomm.membership import Membership
@@ -35,7 +35,7 @@ class LoopState:
     def packed(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Returns the state with an inner optimizer's. Collective, also where this rank's raises."""
         try:
-            inner = _bytes_of(optimizer.state_dict())
+            inner = packed(optimizer.state_dict())
         except Exception as error:
             self._outer.state_failed(f"{type(error).__name__}: {error}")
             raise
@@ -49,7 +49,7 @@ class LoopState:
             else:
                 (varying if _varies(name) or (self._by_clock and _counts_steps(name)) else equal)[name] = tensor
         steps = {"outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}
-        content = _bytes_of({"outer": varying, **steps, "shared_crc": checksum(equal)})
+        content = packed({"outer": varying, **steps, "shared_crc": checksum(equal)})
         mine: dict[str, Any] = {"outer": kept, "packed": content, "inner": inner}
         parts = {self._shared: equal, self._own: {**mine, "crc": checksum(mine)}}
         return {"state": {}, "param_groups": [{"params": [], **parts}]}
@@ -101,7 +101,7 @@ class LoopState:
         shared, own = parts[self._shared], parts[self._own]
         mine = {key: value for key, value in own.items() if key != "crc"}
         expect_checksum("DiLoCoX", mine, own.get("crc"))
-        content = torch.load(io.BytesIO(mine["packed"]), weights_only=True)
+        content = unpacked(mine["packed"])
         unit = "steps" if "steps" in shared else "outer_steps"
         shared_steps = shared.get(unit)
         # As where rank 0's state is broadcast to ranks that have none.
@@ -112,13 +112,7 @@ class LoopState:
             )
         expect_checksum("DiLoCoX", shared, content["shared_crc"])
         kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
-        return {**shared, **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]), weights_only=True)
-
-
-def _bytes_of(value: dict[str, Any]) -> bytes:
-    content = io.BytesIO()
-    torch.save(value, content)
-    return content.getvalue()
+        return {**shared, **content["outer"], **kept}, unpacked(mine["inner"])
 
 
 def _counts_steps(name: str) -> bool:

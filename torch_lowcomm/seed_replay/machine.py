@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch_lowcomm import _C
+from torch_lowcomm._saved import packed, unpacked
 from torch_lowcomm.seed_replay.checkpoint import Checkpoint, Checkpointed
 from torch_lowcomm.seed_replay.exchange import Exchange
 from torch_lowcomm.seed_replay.lead import Lead, Steps
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
-from torch_lowcomm.seed_replay.snapshot import packed, unpacked
 from torch_lowcomm.seed_replay.store import StoreExchange
 
 

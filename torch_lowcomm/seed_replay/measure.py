@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_lowcomm._modes import evaluating
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
 from torch_lowcomm.seed_replay.options import SeedReplayOptions
@@ -62,7 +62,7 @@ class Measure:
                 return True
             return not self._ranks.any(time.monotonic() - begin >= self._seconds)
 
-        with _evaluating(self._model):
+        with evaluating(self._model), torch.no_grad():
             try:
                 found = self._estimator(evaluate, more)
             except BaseException:
@@ -71,19 +71,6 @@ class Measure:
         self._perturbation.put_back()
         torch.clear_autocast_cache()
         return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets eval mode without gradients, and every module's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:
