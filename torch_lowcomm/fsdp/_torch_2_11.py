@@ -15,23 +15,8 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-
-from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
-
-__all__ = [
-    "AllGather",
-    "ParameterGroup",
-    "ReduceScatter",
-    "ShardedParameter",
-    "all_gather_single",
-    "at_end_of_backward",
-    "in_backward",
-    "new_buffer",
-    "outside_compile",
-    "parameter_groups",
-    "reduce_scatter_single",
-]
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather as AllGather
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as ReduceScatter
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.mixed import common_unit
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
 from torch_lowcomm.groups import backend_of
 
@@ -44,6 +43,29 @@ def runs_of(
         runs.append(ParameterRun(p.names[0], shape, first, count, codec if coded else "none"))
         first += count
     return runs
+
+
+def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dtype | None:
+    """Returns the dtype as which one flat buffer can be coded that FSDP2 gathers as bytes: parameters have several dtypes.
+
+    It is the dtype of all coded parameters. The bytes of the others are sent as `none` elements of this dtype, so that each of
+    them must be whole elements of it.
+
+    Args:
+        parameters: (parameter, whether it is coded), in the buffer's order.
+
+    Returns:
+        The dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter
+        decides itself what is gathered, or a parameter's bytes are not whole elements.
+    """
+    if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
+        return None
+    coded = {p.gathered_dtype for p, is_coded in parameters if is_coded}
+    if len(coded) != 1:
+        return None
+    (unit,) = coded
+    whole = all(p.shard_numel * p.gathered_dtype.itemsize % unit.itemsize == 0 for p, _ in parameters)
+    return unit if whole else None
 
 
 @dataclass(frozen=True)

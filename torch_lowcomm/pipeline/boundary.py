@@ -15,7 +15,7 @@ from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.comparison import compare
 from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
-from torch_lowcomm.pipeline.slot import Slot
+from torch_lowcomm.pipeline.slots import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
 
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another

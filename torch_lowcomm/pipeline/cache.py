@@ -14,8 +14,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.moves import move_slots
 from torch_lowcomm.pipeline.numbers import list_of
-from torch_lowcomm.pipeline.slot import Slot
-from torch_lowcomm.pipeline.slots import Slots
+from torch_lowcomm.pipeline.slots import Slot, Slots
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import exact
-from torch_lowcomm.pipeline.slot import Slot
-from torch_lowcomm.pipeline.slots import Slots
+from torch_lowcomm.pipeline.slots import Slot, Slots
 
 _ROUND_BYTES = 16 << 20  # that a rank sends in a round
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,8 @@ class ReplayMismatch(RuntimeError):
     """Machines that applied the same records have different weights: something else has written to them."""
 
 
-class Exchange(Protocol):
-    """The interface between an optimizer and the way in which machines meet.
+class Exchange:
+    """The interface between an optimizer and the way in which machines meet; the base of one without others to wait for.
 
     Attributes:
         machine: This machine's number, below 2^64 and different from all others.
@@ -45,6 +45,7 @@ class Exchange(Protocol):
 
         A machine that the others went on without is brought to their iteration first: `core` has moved then.
         """
+        raise NotImplementedError
 
     def check(self, core: _C.SeedReplay) -> bool:
         """Compares checksums with another machine, and returns whether the weights were replaced.
@@ -52,40 +53,28 @@ class Exchange(Protocol):
         Raises:
             RuntimeError: They differ.
         """
+        return False
 
     def leave(self) -> None:
         """Ends this machine's part. It may be called any number of times."""
 
     def stats(self) -> dict[str, Any]:
         """Counts: `machines` of the last record, `sent_bytes` and `received_bytes` of messages and records, `waited_s`."""
+        return {"machines": 1, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
 
 
-class Alone:
+class Alone(Exchange):
     """One machine."""
 
     def __init__(self, machine: int = 0) -> None:
         self.machine = machine
 
-    def join(self, core: _C.SeedReplay) -> None:
-        """There is nobody to agree with."""
-
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
         """Returns a record of one message."""
         return core.record([message], lr=lr, weight_decay=weight_decay)
 
-    def check(self, core: _C.SeedReplay) -> bool:
-        """There is nobody to compare with."""
-        return False
 
-    def leave(self) -> None:
-        """Nothing to end."""
-
-    def stats(self) -> dict[str, Any]:
-        """As Exchange.stats."""
-        return {"machines": 1, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
-
-
-class StaticExchange(NotCopied):
+class StaticExchange(NotCopied, Exchange):
     """A group whose ranks are the machines: one all_gather an iteration. A rank that fails ends the run; none can come.
 
     Args:
@@ -155,9 +144,6 @@ class StaticExchange(NotCopied):
                 f"{sums[other]:08x} on rank {other}"
             )
         return False
-
-    def leave(self) -> None:
-        """Leaves the group as it is: it is the caller's."""
 
     def stats(self) -> dict[str, Any]:
         """As Exchange.stats."""

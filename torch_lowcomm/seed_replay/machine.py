@@ -69,7 +69,7 @@ class SeveralRanks:
         self.optimizer.core = self.core
 
 
-class MachineExchange:
+class MachineExchange(Exchange):
     """An exchange in which a machine's first rank speaks for all its ranks: one message a machine.
 
     Args:
@@ -116,7 +116,7 @@ class MachineExchange:
         """As Exchange.stats. Ranks other than the first exchange nothing with other machines."""
         if self._inner is not None:
             return self._inner.stats()
-        return {"machines": self._there, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
+        return {**super().stats(), "machines": self._there}
 
     @property
     def _of_first(self) -> Exchange:
@@ -173,11 +173,13 @@ def connected(
         every: Iterations from one snapshot in the folder to the next.
     """
     kept = None if folder is None or inner is None else Checkpoint(folder, every)
-    speaker, exchange, checkpoint = optimizer, inner, kept
+    speaker, exchange = optimizer, inner
+    checkpoint: Checkpoint | MachineCheckpoint | None = kept
     if isinstance(ranks, MachineRanks):
         several = SeveralRanks(optimizer, ranks)
         speaker, exchange = several.optimizer, MachineExchange(inner, several, machine)
         checkpoint = None if folder is None else MachineCheckpoint(kept, several)
     if isinstance(inner, StoreExchange):
         inner.attach(lambda: packed(speaker.snapshot()), lambda data: speaker.load_snapshot(unpacked(data)))
-    return cast("Exchange", exchange), checkpoint
+    assert exchange is not None  # which the first rank has made
+    return exchange, checkpoint

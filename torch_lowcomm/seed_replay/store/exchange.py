@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, Store
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._log import logger
-from torch_lowcomm.membership.agreement import expect_equal
+from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay.exchange import machine_number
