@@ -172,6 +172,7 @@ class _Sum(torch.nn.Module):
 
 def _several_dtypes(r):
     """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
+    from torch_lowcomm._torch_names import reduce_scatter_single
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
     r.init("lowcomm")
