@@ -79,6 +79,7 @@ class StoreExchange(NotCopied):
         self._beats: list[PatientStore] = []  # clients for signs of life, one for each join()
         # Between join() and leave():
         self._beat: Heartbeat | None = None
+        self._run: Run
         self._founding: Founding
         self._head: Head
         self._proposer: Proposer | None = None
@@ -118,23 +119,12 @@ class StoreExchange(NotCopied):
         self._beats.append(PatientStore(self._client(), options.timeout_s))
         self._beat = Heartbeat(self._beats[-1], self._name, lost_after_s=options.lost_after_s)
         atexit.register(self._end)
-        alive = self._beat.alive
         try:
-            me = (self.machine, self._name)
-            self._founding = found(
-                self._store,
-                self._requests,
-                self._names,
-                core,
-                me,
-                alive,
-                min_machines=options.min_machines,
-                timeout_s=options.timeout_s,
-            )
+            run = self._run = Run(self._store, self._requests, self._names, self._beat, self.machine)
+            self._founding = found(run, core, min_machines=options.min_machines, timeout_s=options.timeout_s)
             self._head = Head(self._store, self._log, self._founding.commit())
-            run = Run(self._store, self._head, self._requests, self._names)
-            self._proposer = Proposer(run, self._pace, self.machine, self._beat.gone, self._beat.heard)
-            self._joiner = Joiner(run, self._catch_up, self._founding, self.machine, alive, options.timeout_s)
+            self._proposer = Proposer(run, self._head, self._pace)
+            self._joiner = Joiner(run, self._head, self._catch_up, self._founding, options.timeout_s)
             self._keeper = Keeper(options, self._head, self._log, self._snapshots, self._founding, self.machine)
             commit = self._joiner.join(core)
             if commit is not None:
@@ -193,7 +183,7 @@ class StoreExchange(NotCopied):
             ConnectionError: The store is lost.
         """
         wait_s = _CHECK_WAIT * self._pace.deadline_s
-        error = other_weights(self._store, self._names, core, self.machine, self._there, self._gone, wait_s=wait_s)
+        error = other_weights(self._run, core, self._there, wait_s=wait_s)
         if error is None:
             return False
         # Nobody knows whose weights are wrong: with resync, every machine that sees a difference takes a snapshot.
@@ -249,9 +239,6 @@ class StoreExchange(NotCopied):
                 agreed,
                 own,
             )
-
-    def _gone(self) -> set[str]:
-        return set() if self._beat is None else self._beat.gone()
 
     def _end(self) -> None:
         """Ends the threads: none may come back from the store when the interpreter is gone."""
