@@ -94,9 +94,9 @@ class State:
         connected = process_group is not None or dist.is_initialized()
         backend = backend_of(process_group) if connected else None
         try:
-            self._options = StateOptions.checked(
+            self._options = StateOptions(
                 codec, projection_codec, rank, error_feedback, residual_dtype, warm_up_steps
-            )
+            ).checked()
             self._named, self._fixed = _named(model, exact), model is not None
         except Exception as error:
             if backend is not None:

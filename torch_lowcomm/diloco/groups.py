@@ -92,7 +92,9 @@ class LoopGroups:
         if members is not None:
             timeout = members.site_timeout
         else:
-            made.append(_own_group(over))
+            # Of the same ranks: a loop's messages take minutes, and other ops must not wait for them.
+            ranks = dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)
+            made.append(_new_group(ranks, backend_of(over).options._timeout))
             stripes.append(backend_of(made[0]))
             timeout = 2 * stripes[0].options._timeout  # while one rank waits for another site, the others wait for it
         own_site, parts = None, [0]
@@ -219,12 +221,6 @@ def _no_sites(averaged: set[int], replicas: set[int], shards: set[int]) -> str:
         f'{sorted(averaged)} to average over, whose shards differ. With init_device_mesh("cpu", (sites, ranks), '
         f'mesh_dim_names=("site", "shard")) as mesh: fully_shard(model, mesh=mesh["shard"]), and mesh=mesh here'
     )
-
-
-def _own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Makes a new group of the same ranks for an outer loop alone: its messages take minutes, and other ops must not wait."""
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    return _new_group(ranks, backend_of(group).options._timeout)
 
 
 def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:

@@ -24,13 +24,6 @@ from torch_lowcomm.groups import backend_of
 __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
 
 
-def _plans(groups: list[ParameterGroup], chosen: Choices) -> list[Plan]:
-    """Plans all groups. Everything in `quantize` that can fail on this rank alone is done before this returns."""
-    if any(g.uses_custom_comm(_LayoutComm) for g in groups):
-        raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
-    return [Plan.of(g, chosen) for g in groups]
-
-
 def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[Named]]:
     """Returns, for each group's name, what its ranks must have equal."""
     how = (said, _C.Layout([]))  # ranks compare names too
@@ -133,14 +126,16 @@ def quantize(
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
         mesh = checked_hosts(hosts, groups) if hosts is not None else None
-        chosen = Choices.checked(weights, gradients, exact, master, learn_at)
-        plans = _plans(groups, chosen)
+        chosen = Choices(weights, gradients, exact, master, learn_at).checked()
+        if any(g.uses_custom_comm(_LayoutComm) for g in groups):
+            raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
+        plans = [Plan.of(g, chosen) for g in groups]  # the last that can fail on this rank alone
     except Exception as error:
         tell(_names(groups), error)
         raise
     shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
     how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}"
-    agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at)}"))
+    agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at or ())}"))
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,8 +103,7 @@ class StaticExchange(NotCopied, Exchange):
         all_have = all_gather_json(mine, self._group)
         for name, place in (("options and parameters", 0), ("iteration", 1), ("checksum of the weights", 2)):
             values = [have[place] for have in all_have]
-            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-            if other is not None:
+            if other := _first_other(values):
                 raise ValueError(
                     f"SeedReplay: {name}: expected the same on all ranks, got {show_both(values[0], values[other])} on "
                     f"ranks 0 and {other}"
@@ -126,8 +126,7 @@ class StaticExchange(NotCopied, Exchange):
         self._waited_s += time.monotonic() - begin
         rows = [row[:length].numpy().tobytes() for row, length in zip(found, lengths, strict=True)]
         steps = [_STEP.unpack_from(row) for row in rows]
-        other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
-        if other is not None:
+        if other := _first_other(steps):
             raise ValueError(
                 f"SeedReplay: iteration {core.iteration}: expected one lr and weight decay on all ranks, got {steps[0]} and "
                 f"{steps[other]} on ranks 0 and {other}"
@@ -137,8 +136,7 @@ class StaticExchange(NotCopied, Exchange):
     def check(self, core: _C.SeedReplay) -> bool:
         """Compares all ranks' checksums."""
         sums = self._gathered(torch.tensor([core.checksum()])).tolist()
-        other = next((rank for rank, value in enumerate(sums) if value != sums[0]), None)
-        if other is not None:
+        if other := _first_other(sums):
             raise RuntimeError(
                 f"SeedReplay: iteration {core.iteration}: expected equal weights, got CRC-32C {sums[0]:08x} on rank 0 and "
                 f"{sums[other]:08x} on rank {other}"
@@ -162,6 +160,11 @@ class StaticExchange(NotCopied, Exchange):
         self._sent += (self._size - 1) * mine.nbytes
         self._received += (self._size - 1) * mine.nbytes
         return found
+
+
+def _first_other(values: Sequence[Any]) -> int:
+    """The first place whose value is not that of place 0; 0 where all are equal."""
+    return next((place for place, value in enumerate(values) if value != values[0]), 0)
 
 
 def machine_number(machine_id: int | str) -> int:
