@@ -1,7 +1,5 @@
 """Parameter groups of optimizers of Adam's kind: their checks, and their numbers as the core takes them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The warm-up of QuantizedAdam, behind which the second moment stays as it is: whether that is good enough to divide by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds the DDP models around parameters: DDP averages their gradients in every step, which not every optimizer goes with."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks behind one link: hosts and the ranks of a host, with a group of each kind for every rank."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

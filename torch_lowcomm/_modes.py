@@ -1,7 +1,5 @@
 """Modules' own modes, training or not, around an evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Options that stand in one table: a frozen dataclass whose fields an object takes as keyword arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect

@@ -1,7 +1,5 @@
 """States as the bytes that `torch.save` writes."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shows where two long texts differ, such as the descriptions that machines or ranks compare."""
 
-from __future__ import annotations
-
 _SHOWN = 60  # characters from the first that differs
 
 

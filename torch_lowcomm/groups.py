@@ -1,7 +1,5 @@
 """Functions for living groups: policy, exact scopes, statistics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """QuantizedAdam: Adam whose ranks exchange their momentum in few bits, in place of DDP and its optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any

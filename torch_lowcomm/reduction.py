@@ -1,7 +1,5 @@
 """all_reduce by a codec that the caller names, with error feedback that changes only when the op succeeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The state of the DDP hook: its options, the compression of each parameter, and its checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Packs an outer loop's state for a checkpoint: what ranks share, what belongs to one rank, and what varies in shape."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

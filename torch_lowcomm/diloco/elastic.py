@@ -1,7 +1,5 @@
 """An outer loop's group over time: the same ranks always, or machines that come and go, for whom it is formed again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed import DistBackendError

@@ -1,7 +1,5 @@
 """An optimizer around an optimizer: in its place for schedulers, gradient scalers and checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parameters of a model that an outer loop reads and writes in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

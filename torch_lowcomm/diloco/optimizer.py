@@ -1,7 +1,5 @@
 """DiLoCoX: an outer loop around any optimizer."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

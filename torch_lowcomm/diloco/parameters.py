@@ -1,7 +1,5 @@
 """Lists the tensors that an outer loop averages: their names, and where a shard lies in its parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

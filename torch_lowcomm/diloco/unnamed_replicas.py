@@ -1,7 +1,5 @@
 """Notices ranks of a site that look like replicas, where nothing says so: each is averaged as a part of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

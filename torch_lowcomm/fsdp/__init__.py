@@ -1,7 +1,5 @@
 """QSDP on FSDP2: all-gathers of quantized weights, reduce-scatters of quantized gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist

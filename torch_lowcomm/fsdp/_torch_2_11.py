@@ -3,8 +3,6 @@
 tests/torch_names.py lists the names, and test_fsdp_adapter.py tests what is believed of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

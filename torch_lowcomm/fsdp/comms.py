@@ -1,7 +1,5 @@
 """FSDP2's two comm objects. Each sends one message for a wrapped module, with a codec for each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

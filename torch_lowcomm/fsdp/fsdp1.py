@@ -1,7 +1,5 @@
 """FSDP1 (`FullyShardedDataParallel`): its comm hook codes gradients, the policy of its group codes weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

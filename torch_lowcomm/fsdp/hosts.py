@@ -1,7 +1,5 @@
 """Gathers and reductions over hosts × ranks of a host: exact inside a host, by a layout's codecs between hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any

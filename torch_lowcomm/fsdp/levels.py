@@ -6,8 +6,6 @@ is the sender's. The table is in the layout's text, and every op's description a
 names a rank with another table.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

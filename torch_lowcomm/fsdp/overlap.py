@@ -10,8 +10,6 @@ kernels that could run meanwhile.
 Neither changes a bit of any result.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, NamedTuple
 

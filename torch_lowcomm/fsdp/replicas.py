@@ -1,7 +1,5 @@
 """HSDP: FSDP2 itself issues the all_reduce between replicas; the policy of their groups codes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch.distributed as dist

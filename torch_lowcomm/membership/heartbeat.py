@@ -1,7 +1,5 @@
 """Tells which machines at a store still show a sign of life."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import secrets

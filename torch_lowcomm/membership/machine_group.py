@@ -1,7 +1,5 @@
 """A group of machines, and how a process connects to it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta

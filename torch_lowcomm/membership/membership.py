@@ -1,7 +1,5 @@
 """Membership: groups of the machines that are alive, one after another, over a c10d store."""
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The interface by which a stage's module decides what travels across its boundaries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast

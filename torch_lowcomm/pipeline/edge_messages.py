@@ -1,7 +1,5 @@
 """What is under way over one end of an edge: its messages, and the gradients that autograd sends and receives for them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any

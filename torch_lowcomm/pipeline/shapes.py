@@ -1,7 +1,5 @@
 """The shapes that torch's stages tell each other before their first micro-batch, as numbers of a message."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

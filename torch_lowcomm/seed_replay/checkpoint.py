@@ -1,7 +1,5 @@
 """A folder with a snapshot of the weights and the log since, from which a machine that was killed goes on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Protocol

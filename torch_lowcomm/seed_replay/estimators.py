@@ -1,7 +1,5 @@
 """How a loss at perturbed weights becomes projected gradients."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

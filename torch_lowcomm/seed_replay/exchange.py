@@ -1,7 +1,5 @@
 """How machines come to the record of an iteration: alone, in a static group, or at a store (`store/`)."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import time

@@ -1,7 +1,5 @@
 """The paper's way to perturb: the weights themselves, to and fro; now and then a copy puts them right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Perturbations of a model that FSDP2 has sharded: each rank perturbs its shards, and FSDP2 gathers them perturbed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 

@@ -1,7 +1,5 @@
 """One rank of a machine acts, and the others follow each step of it that concerns the weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A log of records in a file, with their checksum beside it: what a crash cut off is dropped, what was damaged is refused."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How a machine exchanges and keeps its records; one of several ranks has one voice among the machines, and one folder."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ranks of one machine: they agree, average their losses, and hear from the first of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """An iteration's evaluations of a user's loss at perturbed weights, in eval mode and without gradients."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable

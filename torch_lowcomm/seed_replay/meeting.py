@@ -1,7 +1,5 @@
 """How an optimizer's arguments say where a machine meets the others: in a group, at a store, in another exchange, or alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

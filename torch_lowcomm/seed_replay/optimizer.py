@@ -1,7 +1,5 @@
 """SeedReplay: fine-tuning by forward passes alone, which sends one byte for each gradient."""
 
-from __future__ import annotations
-
 import inspect
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The options of lc.SeedReplay: names, defaults and meanings in one table, and the checks that the core does not make."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The learning rate that fits a number of parameters, and a warning where a rate is too large."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The core of one rank's shards, where FSDP2 has sharded a machine's weights over several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shards that the ranks of a machine have of its weights (FSDP2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Snapshots of a machine of several ranks: the first rank has the whole weights, and the others get their shards of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

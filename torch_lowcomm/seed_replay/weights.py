@@ -1,7 +1,5 @@
 """The weights that seed replay trains: their core, how they are perturbed, and what a checkpoint has of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The two sides of a boundary that carries coordinates in a subspace, as modules with gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

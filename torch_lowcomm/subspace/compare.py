@@ -1,7 +1,5 @@
 """Compares a decoder that runs whole with the same decoder cut behind each of its blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

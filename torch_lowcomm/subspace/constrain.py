@@ -1,7 +1,5 @@
 """Constrains a decoder to a subspace, so that k numbers a token pass between its stages and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Families of decoders whose parts are found by themselves, and how the blocks of each are called."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Generation over the stages that train: keys and values stay where they are made, coefficients go on, tokens come back."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import zlib

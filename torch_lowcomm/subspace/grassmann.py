@@ -1,7 +1,5 @@
 """Steps of the subspace itself, towards the directions that gradients want: on the Grassmann manifold."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """SubspaceAdamW: AdamW whose constrained weights stay in the subspace."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """State dicts of stages: parts of the whole decoder's, which another cut takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The gradients of one step of SubspaceAdamW, and what clipping makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

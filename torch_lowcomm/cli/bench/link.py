@@ -15,8 +15,6 @@ the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counte
 ranks have a line on the connections of the backend itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import statistics

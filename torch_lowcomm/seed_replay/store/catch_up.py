@@ -1,7 +1,5 @@
 """How a machine gets from the weights that it has to the present ones."""
 
-from __future__ import annotations
-
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.exchange import ReplayMismatch

@@ -1,7 +1,5 @@
 """Seed replay among machines that come and go, over a c10d store."""
 
-from __future__ import annotations
-
 import atexit
 import inspect
 import time

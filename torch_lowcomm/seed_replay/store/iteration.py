@@ -1,7 +1,5 @@
 """One iteration: machines post messages, and one of them proposes a record and commits it (PROTOCOL.md, "An iteration")."""
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Join requests: which machines want to take part, and which weights they have."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

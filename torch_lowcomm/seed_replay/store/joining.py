@@ -1,7 +1,5 @@
 """How a machine comes into a run, for the first time or again (PROTOCOL.md, "Joining" and "Takeover")."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 

@@ -1,7 +1,5 @@
 """What a machine does for the log between two iterations: it packs chunks, writes snapshots, and shortens its own log."""
 
-from __future__ import annotations
-
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.store.founding import Founding
 from torch_lowcomm.seed_replay.store.head import Head

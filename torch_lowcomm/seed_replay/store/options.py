@@ -1,7 +1,5 @@
 """The options of a StoreExchange: names, defaults and meanings in one table, and their checks."""
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import timedelta
 from pathlib import Path

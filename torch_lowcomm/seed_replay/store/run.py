@@ -1,7 +1,5 @@
 """A run as one of its machines sees it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch_lowcomm.membership.heartbeat import Heartbeat

@@ -1,7 +1,5 @@
 """Snapshots of the weights, for machines to which the log does not reach back (PROTOCOL.md, "Snapshots")."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """Compares this machine's weights with those of one other machine."""
 
-from __future__ import annotations
-
 import random
 import time
 
