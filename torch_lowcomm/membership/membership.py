@@ -127,7 +127,7 @@ class Membership(NotCopied):
         Raises:
             ConnectionError: The store is lost.
         """
-        return set(self._site.told(lambda: sorted(self._leader().alive())))
+        return set(self._site.told(lambda: sorted(self._beat.alive())))
 
     def agree(self, what: str, text: str) -> None:
         """Compares a description of what all machines must run equally; the first machine's description counts.
@@ -203,7 +203,10 @@ class Membership(NotCopied):
         self._abort()
         with self._ending_on(DistBackendError, ConnectionError):
             for _ in range(_ATTEMPTS):
-                number, machines = self._enter()
+                # For as long as the time-out at once: the site's other ranks wait for the first one for twice as long.
+                while (entered := self._site.told(lambda: self._rounds.enter(self._timeout_s))) is None:
+                    pass
+                number, machines = entered
                 if absent := self._site.told(lambda: self._rounds.agree_to_connect(number, machines)):  # noqa: B023
                     failed = f"{absent} that do not connect"
                     continue
@@ -234,12 +237,6 @@ class Membership(NotCopied):
             self._end()
             raise
 
-    def _enter(self) -> tuple[int, list[str]]:
-        wait_s = self._timeout_s  # the site's other ranks wait for the first one for twice as long
-        while (entered := self._site.told(lambda: self._rounds.enter(wait_s))) is None:
-            pass
-        return entered
-
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.
 
@@ -260,7 +257,3 @@ class Membership(NotCopied):
     def _abort(self) -> None:
         if self._formed is not None:
             self._formed.abort()
-
-    def _leader(self) -> Heartbeat:
-        assert self._beat is not None
-        return self._beat

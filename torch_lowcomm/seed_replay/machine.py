@@ -78,7 +78,7 @@ class MachineExchange(Exchange):
 
     def __init__(self, inner: Exchange | None, several: SeveralRanks, machine: int) -> None:
         self._inner, self._lead, self.machine, self._there = inner, several.lead, machine, 0
-        self._led = several.core
+        self._led, self._of_first = several.core, cast("Exchange", inner)  # used on the first rank only
 
     def join(self, core: _C.SeedReplay) -> None:
         """As Exchange.join, after a comparison of what several ranks of the machine have. Collective of the machine."""
@@ -116,11 +116,6 @@ class MachineExchange(Exchange):
             return self._inner.stats()
         return {**super().stats(), "machines": self._there}
 
-    @property
-    def _of_first(self) -> Exchange:
-        assert self._inner is not None
-        return self._inner
-
 
 class MachineCheckpoint:
     """The folder of a machine of several ranks. The first rank reads and writes it.
@@ -131,7 +126,8 @@ class MachineCheckpoint:
     """
 
     def __init__(self, inner: Checkpoint | None, several: SeveralRanks) -> None:
-        self._inner, self._led, self._lead = inner, several.optimizer, several.lead
+        self._of_first = cast("Checkpoint", inner)  # used on the first rank only
+        self._led, self._lead = several.optimizer, several.lead
 
     def restore(self, optimizer: Checkpointed) -> None:
         """As Checkpoint.restore. Collective of the machine."""
@@ -144,11 +140,6 @@ class MachineCheckpoint:
     def restart(self, optimizer: Checkpointed) -> None:
         """As Checkpoint.restart. Collective of the machine."""
         self._lead(lambda: self._of_first.restart(self._led))
-
-    @property
-    def _of_first(self) -> Checkpoint:
-        assert self._inner is not None
-        return self._inner
 
 
 def connected(
