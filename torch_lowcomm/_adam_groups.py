@@ -1,8 +1,8 @@
 """Parameter groups of optimizers of Adam's kind: their checks, and their numbers as the core takes them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,3 +44,34 @@ def expect_usable(
 def rules_of(groups: Groups) -> list[tuple[float, float, float, float, float]]:
     """(lr, β1, β2, eps, weight_decay) of each group."""
     return [(float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"])) for g in groups]
+
+
+def inverse_of(grad_scale: torch.Tensor) -> float:
+    """Returns 1 / a gradient scaler's scale, as the scaler computes it."""
+    return grad_scale.double().reciprocal().float().item()
+
+
+@contextmanager
+def loading(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], trained: Sequence[torch.Tensor]
+) -> Iterator[list[Mapping[str, Any]]]:
+    """Loads the parameter groups of a state; where the block raises they are as before.
+
+    Args:
+        optimizer: Its own state, which the block loads, stays as it is.
+        state_dict: What the optimizer's `state_dict` returned.
+        trained: Its trained parameters.
+
+    Yields:
+        What the state has of each of them; an empty mapping where it has none.
+    """
+    load = functools.partial(torch.optim.Optimizer.load_state_dict, optimizer)
+    before = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
+    load({"state": {}, "param_groups": state_dict["param_groups"]})
+    try:
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        given = dict(zip((id(p) for g in optimizer.param_groups for p in g["params"]), numbers, strict=True))
+        yield [state_dict["state"].get(given[id(p)], {}) for p in trained]
+    except Exception:
+        load({"state": {}, "param_groups": before})
+        raise

@@ -1,16 +1,12 @@
 """The warm-up of QuantizedAdam, behind which the second moment stays as it is: whether that is good enough to divide by."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.diloco.parameters import local
-
-logger = logging.getLogger("torch_lowcomm")
 
 _LEAST = 3  # Student's t distribution, of momenta over √v, has a variance from 3 squared gradients on
 _TIMES = 10

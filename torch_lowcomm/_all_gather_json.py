@@ -1,7 +1,5 @@
 """Gathers a value of every rank of a group, as JSON: c10d's object collectives would unpickle what a peer sends."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checksum of what a checkpoint holds, so that a damaged or edited one is refused before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,6 +1,5 @@
 """Makes a backend for c10d with its inner backends, and logs what the group compresses."""
 
-import logging
 import os
 from typing import Any
 
@@ -11,9 +10,8 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from torch_lowcomm import _C
 from torch_lowcomm._copies import FIELDS
 from torch_lowcomm._fresh_store import fresh_store
+from torch_lowcomm._log import logger
 from torch_lowcomm.codec import caution_of_policy
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 def make_gloo(store: Store, rank: int, size: int, of: _C.Options, connections: int | None) -> Any:

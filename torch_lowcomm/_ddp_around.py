@@ -1,13 +1,17 @@
 """Finds the DDP models around parameters: DDP averages their gradients in every step, which not every optimizer goes with."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+
+def without_ddp(module: Any) -> Any:
+    """Returns the module inside torch's DDP; any other value as it is."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def ranks_of_ddp(parameters: Iterable[torch.Tensor]) -> set[int]:

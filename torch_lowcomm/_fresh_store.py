@@ -8,8 +8,6 @@ Other launchers (srun, mpirun, mp.spawn) give MASTER_ADDR and MASTER_PORT, where
 group and makes the next one before rank 0 does meets the store of the group before, which ends with that group: an error says so.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Weights that FSDP2 has gathered, where their shards change."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 

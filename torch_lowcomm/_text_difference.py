@@ -1,7 +1,5 @@
 """Shows where two long texts differ, such as the descriptions that machines or ranks compare."""
 
-from __future__ import annotations
-
 _SHOWN = 60  # characters from the first that differs
 
 
@@ -16,3 +14,23 @@ def show_both(a: object, b: object) -> str:
     """Shows two values in one text; of long texts the pieces that differ."""
     first, second = map(repr, differing_parts(a, b)) if isinstance(a, str) and isinstance(b, str) else (a, b)
     return f"{first} and {second}"
+
+
+def expect_equal(what: str, first: str, text: str) -> None:
+    """Compares this machine's description with that of the first machine at a store, which counts.
+
+    Args:
+        what: Name of what is compared, for the error.
+        first: The first machine's description.
+        text: This machine's description.
+
+    Raises:
+        ValueError: They differ; the message has both from the first word that differs.
+    """
+    if first == text:
+        return
+    theirs, mine = differing_parts(first, text)
+    raise ValueError(
+        f"{what}: expected what the other machines of this store have, {theirs!r}..., got {mine!r}...: a run with other "
+        "options needs another store or prefix"
+    )

@@ -4,7 +4,6 @@
 LOWCOMM_AS_GLOO=1 (`_torch_lowcomm_autoload`): `run` sets it for the processes that the script starts.
 """
 
-import logging
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -15,8 +14,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._create import create_backend, without_nccl
-
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 
 class _GlooLike(type):

@@ -1,13 +1,11 @@
 """Codecs without a collective: the bytes that a collective would send."""
 
-import logging
-
 from torch_lowcomm import _C
 from torch_lowcomm._C import Codec
+from torch_lowcomm._log import logger
 
 __all__ = ["Codec", "codec"]
 
-logger = logging.getLogger("torch_lowcomm")
 _cautioned: set[str] = set()
 
 

@@ -1,7 +1,5 @@
 """Functions for living groups: policy, exact scopes, statistics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,9 +158,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
     Raises:
         TypeError, ValueError: As `backend_of`.
     """
-    names = _C.backend_names() if group is None else [backend_of(group).group_name]
-    backends = {name: _C.find_backend(name) for name in names}
-    return {name: backend.stats() for name, backend in backends.items() if backend is not None}
+    return {backend.group_name: backend.stats() for backend in _living(group)}
 
 
 def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -189,9 +185,7 @@ def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[s
     Raises:
         TypeError, ValueError: As `backend_of`.
     """
-    names = _C.backend_names() if group is None else [backend_of(group).group_name]
-    backends = {name: _C.find_backend(name) for name in names}
-    return {name: _C.connections(backend) for name, backend in backends.items() if backend is not None}
+    return {backend.group_name: _C.connections(backend) for backend in _living(group)}
 
 
 def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, Any]]:
@@ -221,14 +215,17 @@ def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str,
     Raises:
         TypeError, ValueError: As `backend_of`.
     """
-    names = _C.backend_names() if group is None else [backend_of(group).group_name]
-    backends = {name: _C.find_backend(name) for name in names}
-    return {name: json.loads(backend.flight_record()) for name, backend in backends.items() if backend is not None}
+    return {backend.group_name: json.loads(backend.flight_record()) for backend in _living(group)}
 
 
 def reset_stats() -> None:
     """Sets the counters of every lowcomm group of this process to zero."""
-    for name in _C.backend_names():
-        backend = _C.find_backend(name)
-        if backend is not None:
-            backend.reset_stats()
+    for backend in _living(None):
+        backend.reset_stats()
+
+
+def _living(group: dist.ProcessGroup | None) -> list[_C.LowcommBackend]:
+    """The backend of a group; of None those of every lowcomm group of this process."""
+    if group is not None:
+        return [backend_of(group)]
+    return [backend for name in _C.backend_names() if (backend := _C.find_backend(name)) is not None]

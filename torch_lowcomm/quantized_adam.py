@@ -1,7 +1,5 @@
 """QuantizedAdam: Adam whose ranks exchange their momentum in few bits, in place of DDP and its optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
@@ -11,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
-from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
+from torch_lowcomm._adam_groups import expect_in_range, expect_usable, inverse_of, loading, rules_of
 from torch_lowcomm._adam_warm_up import WarmUp
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._copies import NotCopied
@@ -165,7 +163,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         self._core.step(
             [None if p.grad is None else local(p.grad) for p in self._trained],
             rules_of(self.param_groups),
-            scale=1.0 if scale is None else scale.double().reciprocal().float().item(),  # as the scaler computes it
+            scale=1.0 if scale is None else inverse_of(scale),
             skip=hasattr(self, "found_inf"),
         )
         self._warm_up.stepped(self.param_groups, self.state, self._names)
@@ -207,21 +205,13 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             ValueError: The state is of other parameters or another rank, or it is damaged or was changed, by its checksum.
                 Nothing has changed.
         """
-        before = super().state_dict()["param_groups"]
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         try:
-            given = dict(
-                zip((id(p) for g in self.param_groups for p in g["params"]), _numbers(state_dict), strict=True)
-            )
-            states = [_checked(state_dict["state"].get(given[id(p)], {})) for p in self._trained]
-            own = {_key("residual"): "residual"}
-            self._core.load(
-                [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
-            )
-            self._warm_up.resumed(max((int(state.get("step", 0)) for state in states), default=0))
-        except Exception:
-            super().load_state_dict({"state": {}, "param_groups": before})
-            raise
+            with loading(self, state_dict, self._trained) as found:
+                states, own = [_checked(dict(state)) for state in found], {_key("residual"): "residual"}
+                self._core.load(
+                    [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
+                )
+                self._warm_up.resumed(max((int(state.get("step", 0)) for state in states), default=0))
         finally:
             self._show_moments()
 
@@ -272,7 +262,3 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
     crc = state.get(_crc())
     expect_checksum("QuantizedAdam", values, int(crc) if isinstance(crc, torch.Tensor) else crc)
     return values
-
-
-def _numbers(state_dict: dict[str, Any]) -> list[int]:
-    return [number for group in state_dict["param_groups"] for number in group["params"]]

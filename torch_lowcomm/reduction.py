@@ -1,7 +1,5 @@
 """all_reduce by a codec that the caller names, with error feedback that changes only when the op succeeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -83,12 +81,13 @@ def all_reduce(
         DistBackendError: A peer could not send its part, ranks disagree, or a peer or the network failed.
     """
     state = residual._state if residual is not None else None
-    work = backend_of(group).all_reduce_coded(tensor, _as_op(op), codec, state)
+    work = backend_of(group).all_reduce_coded(tensor, as_op(op), codec, state)
     if async_op:
         return work
     work.wait()
     return None
 
 
-def _as_op(op: Any) -> dist.ReduceOp:
+def as_op(op: Any) -> dist.ReduceOp:
+    """Returns an op as the C++ functions take it; torch's names of ops are of another type."""
     return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)

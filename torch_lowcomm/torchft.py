@@ -3,8 +3,6 @@
 Import it by name, because torchft is a package of its own: `pip install torchft-nightly`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +10,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
-from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._hosts import hosts_of_environment, hosts_of_mesh
+from torch_lowcomm._host_levels import HostLevels, hosts_of_environment, hosts_of_mesh
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.codec import codec as checked_codec
-from torch_lowcomm.reduction import Residual, all_reduce
+from torch_lowcomm.reduction import Residual, all_reduce, as_op
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-_NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how an op's part between hosts ended
 
 
 class TwoLevel(NotCopied):
@@ -64,7 +60,7 @@ class TwoLevel(NotCopied):
     def __init__(
         self, mesh: DeviceMesh, *, codec: str, inside: str, between: str, timeout: timedelta | None = None
     ) -> None:
-        self._connect(hosts_of_mesh(mesh, inside, between), _rounding(codec), timeout)
+        self._connect(hosts_of_mesh(mesh, inside, between), codec, timeout)
 
     @classmethod
     def from_environment(cls, codec: str = "sym4:bucket=1024", *, timeout: timedelta | None = None) -> TwoLevel:
@@ -82,42 +78,19 @@ class TwoLevel(NotCopied):
         if not dist.is_initialized():
             raise ValueError("TwoLevel: expected a process group: call init_process_group first")
         two = cls.__new__(cls)
-        two._connect(hosts_of_environment(), _rounding(codec), timeout)
+        two._connect(hosts_of_environment(), codec, timeout)
         return two
 
     def _connect(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
-        """Makes the groups of this rank's row and column in the table [hosts, ranks of a host] of global ranks."""
-        self._codec = codec
-        host, place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
-        self._hosts, self._locals = table.shape
-        self._place = place
-        policy = f"all_gather={self._codec}; reduce_scatter={self._codec}"
-        # Hosts first on every rank: each group is made with its own members only.
-        self.inside = _new_group(table[host].tolist(), timeout, _C.Options("", min_bytes=0))
-        self._between(
-            "a group between hosts",
-            lambda: self._join_hosts(table[:, place].tolist(), timeout, _C.Options(policy, min_bytes=0)),
-        )
-        self._agree()
+        self._codec = _rounding(codec)
+        self._levels = HostLevels(table, self._codec, timeout)
+        self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
-
-    def _join_hosts(self, ranks: list[int], timeout: timedelta | None, options: _C.Options) -> None:
-        self.between = _new_group(ranks, timeout, options)
-
-    def _agree(self) -> None:
-        """Compares codec and mesh inside a host; the groups between hosts compare their policies, which have the codec."""
-        mine = f"{self._codec} between {self._hosts} hosts of {self._locals} ranks"
-        for place, theirs in enumerate(self._notes(mine)):
-            if theirs != mine[:_NOTE_BYTES]:
-                raise dist.DistBackendError(
-                    f"TwoLevel: expected the same codec and mesh on all ranks, got {mine} on rank {dist.get_rank()} and "
-                    f"{theirs} on rank {dist.get_global_rank(self.inside, place)}"
-                )
 
     def slice_elements(self, numel: int) -> int:
         """Returns how many of a tensor's `numel` elements this rank sends over the slow link in an all_reduce."""
-        length = -(-numel // self._locals)
-        return max(0, min(numel - self._place * length, length))
+        length = -(-numel // self._levels.ranks)
+        return max(0, min(numel - self._levels.place * length, length))
 
     def residual(self, like: torch.Tensor) -> Residual:
         """Makes the error feedback for all_reduces of tensors of this size: zeros [elements of this rank's slice]."""
@@ -159,7 +132,7 @@ class TwoLevel(NotCopied):
             TypeError: The dtype is not supported.
             DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
         """
-        op = _as_op(op)
+        op = as_op(op)
         self._check("all_reduce", tensor, op)
         expected = self.slice_elements(tensor.numel())
         if residual is not None and residual.value.numel() != expected:
@@ -170,32 +143,34 @@ class TwoLevel(NotCopied):
         return self._queue.issue(lambda: self._all_reduce(tensor.detach(), op, residual), [tensor], async_op)
 
     def _all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, residual: Residual | None) -> None:
-        flat = tensor.reshape(-1)  # a view where the tensor is contiguous
+        levels, flat = self._levels, tensor.reshape(-1)  # a view where the tensor is contiguous
         slices = self._slices(flat)
-        mine = slices[self._place]
-        if self._locals > 1:
+        mine = slices[levels.place]
+        if levels.ranks > 1:
             mine = torch.empty_like(mine)
-            self._reduce_inside(mine, slices, op)
+            levels.reduce_inside(mine, slices, op)
+
+        def between() -> None:
+            if levels.hosts > 1 and mine.numel():  # the slice has the same length on every host
+                all_reduce(mine, op, self.between, codec=self._codec, residual=residual)
+
         before = residual.value if residual is not None else None
         try:
-            self._between("all_reduce", lambda: self._reduce_slice(mine, op, residual))
+            levels.run_between("all_reduce", between)
         except Exception:
             if residual is not None and residual.value is not before:
                 residual._state.set(before)  # this slice has arrived, another has not
             raise
-        if self._locals > 1:
+        if levels.ranks > 1:
             dist.all_gather(slices, mine, group=self.inside)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))
 
-    def _reduce_slice(self, mine: torch.Tensor, op: dist.ReduceOp, residual: Residual | None) -> None:
-        if self._hosts > 1 and mine.numel():  # the slice has the same length on every host
-            all_reduce(mine, op, self.between, codec=self._codec, residual=residual)
-
     def _slices(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns a view for each rank of the host; the last views may be shorter, or empty."""
-        length = -(-flat.numel() // self._locals)
-        return [flat[place * length : (place + 1) * length] for place in range(self._locals)]
+        ranks = self._levels.ranks
+        length = -(-flat.numel() // ranks)
+        return [flat[place * length : (place + 1) * length] for place in range(ranks)]
 
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, *, async_op: bool = False
@@ -223,24 +198,9 @@ class TwoLevel(NotCopied):
         """
         self._check("all_gather", input)
         self._check_whole("all_gather", "output", output, input)
-        return self._queue.issue(lambda: self._all_gather(output.detach(), input.detach()), [output, input], async_op)
-
-    def _all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
-    ) -> None:
-        """Gathers; `between` fills the column [hosts, n], by default by the group's policy."""
-        column = input.new_empty(self._hosts, input.numel())  # of the ranks at this place of every host
-        gather = between or (lambda column: dist.all_gather(list(column), input.reshape(-1), group=self.between))
-        self._between(
-            "all_gather",
-            lambda: gather(column),
-            alone=lambda: column.copy_(input.reshape(1, -1)),
+        return self._queue.issue(
+            lambda: self._levels.all_gather(output.detach(), input.detach()), [output, input], async_op
         )
-        by_place = output.view(self._hosts, self._locals, input.numel()).unbind(1)
-        if self._locals > 1:
-            dist.all_gather(list(by_place), column, group=self.inside)
-        else:
-            by_place[0].copy_(column)
 
     def reduce_scatter(
         self, output: torch.Tensor, input: torch.Tensor, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False
@@ -267,32 +227,11 @@ class TwoLevel(NotCopied):
             TypeError: A dtype is not float32, float16 or bfloat16, or the two dtypes differ.
             DistBackendError: As for all_reduce.
         """
-        op = _as_op(op)
+        op = as_op(op)
         self._check("reduce_scatter", output, op)
         self._check_whole("reduce_scatter", "input", input, output)
         return self._queue.issue(
-            lambda: self._reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op
-        )
-
-    def _reduce_scatter(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: dist.ReduceOp,
-        between: Callable[[torch.Tensor], Any] | None = None,
-    ) -> None:
-        """Reduces; `between` reduces the column [hosts, n] of this host's sums to the output, by default by the policy."""
-        by_place = input.view(self._hosts, self._locals, output.numel()).unbind(1)
-        column = input.new_empty(self._hosts, output.numel())  # this host's sums for this place of every host
-        if self._locals > 1:
-            self._reduce_inside(column, list(by_place), op)
-        else:
-            column.copy_(by_place[0])
-        reduce = between or (lambda column: dist.reduce_scatter(output, list(column), op, group=self.between))
-        self._between(
-            "reduce_scatter",
-            lambda: reduce(column),
-            alone=lambda: output.copy_(column.view_as(output)),
+            lambda: self._levels.reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op
         )
 
     def _check(self, name: str, tensor: torch.Tensor, op: dist.ReduceOp | None = None) -> None:
@@ -303,49 +242,16 @@ class TwoLevel(NotCopied):
             raise ValueError(f"TwoLevel: {name}: expected SUM or AVG, got {op}")
 
     def _check_whole(self, name: str, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
-        expected = self._hosts * self._locals * part.numel()
+        hosts, ranks = self._levels.hosts, self._levels.ranks
+        expected = hosts * ranks * part.numel()
         if whole.dtype != part.dtype:
             raise TypeError(f"TwoLevel: {name}: expected an {what} of {part.dtype}, got {whole.dtype}")
         if whole.numel() != expected or not whole.is_contiguous():
             how = "" if whole.is_contiguous() else ", not contiguous"
             raise ValueError(
-                f"TwoLevel: {name}: expected a contiguous {what} of {self._hosts} x {self._locals} x {part.numel()} = "
+                f"TwoLevel: {name}: expected a contiguous {what} of {hosts} x {ranks} x {part.numel()} = "
                 f"{expected} elements, got {whole.numel()}{how}"
             )
-
-    def _reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
-        try:
-            dist.reduce_scatter(output, inputs, op, group=self.inside)
-        except Exception:
-            # The other hosts are about to wait for this host's sums. An op that differs from theirs tells them at once.
-            word = torch.zeros(1, dtype=torch.uint8)
-            with contextlib.suppress(Exception):
-                dist.all_gather([word.clone() for _ in range(self._hosts)], word, group=self.between, async_op=True)
-            raise
-
-    def _between(self, name: str, run: Callable[[], Any], alone: Callable[[], Any] | None = None) -> None:
-        """Runs an op's part between hosts, then learns how it ended on the host's other ranks: all fail if one did."""
-        error = None
-        try:
-            run() if self._hosts > 1 or alone is None else alone()
-        except Exception as e:
-            error = e
-        notes = self._notes(f"{type(error).__name__}: {error}" if error else "") if self._locals > 1 else []
-        if error is not None:
-            raise error
-        for place, note in enumerate(notes):
-            if note:
-                raise dist.DistBackendError(
-                    f"TwoLevel: {name}: expected every slice to arrive, got rank "
-                    f"{dist.get_global_rank(self.inside, place)}'s not: {note}"
-                )
-
-    def _notes(self, mine: str) -> list[str]:
-        """Returns the text of each rank of the host, cut to _NOTE_BYTES."""
-        said = mine.encode(errors="replace")[:_NOTE_BYTES].ljust(_NOTE_BYTES, b"\0")
-        everybodys = [torch.empty(_NOTE_BYTES, dtype=torch.uint8) for _ in range(self._locals)]
-        dist.all_gather(everybodys, torch.frombuffer(bytearray(said), dtype=torch.uint8), group=self.inside)
-        return [bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore") for note in everybodys]
 
 
 def _rounding(codec: str) -> str:
@@ -354,11 +260,3 @@ def _rounding(codec: str) -> str:
     if spec == "none" or "axis=channel" in spec:
         raise ValueError(f"TwoLevel: expected a codec that rounds, in buckets of a flat tensor, got {spec!r}")
     return spec
-
-
-def _as_op(op: Any) -> dist.ReduceOp:
-    return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
-
-
-def _new_group(ranks: list[int], timeout: timedelta | None, options: _C.Options) -> dist.ProcessGroup:
-    return dist.new_group(ranks, timeout=timeout, backend="lowcomm", pg_options=options, use_local_synchronization=True)

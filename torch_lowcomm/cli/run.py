@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from torch_lowcomm import as_gloo
-
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

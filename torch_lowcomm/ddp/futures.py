@@ -1,7 +1,5 @@
 """A future that ends after several others, in the order of their devices' streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

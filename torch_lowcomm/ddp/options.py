@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_lowcomm.codec import codec as checked_codec
 
@@ -11,41 +11,33 @@ _RESIDUALS = ("float32", "int8")
 
 @dataclass(frozen=True)
 class StateOptions:
-    """What `State` was given, with codecs in canonical text; ranks compare it."""
+    """What `State` was given, under its names; ranks compare what is checked."""
 
     codec: str
-    projection_codec: str
-    rank: int  # 0: no factors
+    projection_codec: str | None
+    rank: int | None
     error_feedback: bool
     residual_dtype: str
     warm_up_steps: int
 
-    @classmethod
-    def checked(
-        cls,
-        codec: str,
-        projection_codec: str | None,
-        rank: int | None,
-        error_feedback: bool,
-        residual_dtype: str,
-        warm_up_steps: int,
-    ) -> StateOptions:
-        """Checks the arguments of `State`.
+    def checked(self) -> StateOptions:
+        """Returns the options with canonical codecs, `projection_codec` always one, and the rank 0 for no factors.
 
         Raises:
             ValueError: A codec or number is wrong.
         """
-        coded = _poisoning(codec)
-        projection = coded if projection_codec is None else _poisoning(projection_codec)
+        coded, rank = _poisoning(self.codec), self.rank
+        projection = coded if self.projection_codec is None else _poisoning(self.projection_codec)
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
             raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
-        if projection_codec is not None and rank is None:
+        if self.projection_codec is not None and rank is None:
             raise ValueError("ddp.State: projection_codec: expected rank= too, got none")
-        if not isinstance(warm_up_steps, int) or warm_up_steps < 0:
-            raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {warm_up_steps!r}")
-        if residual_dtype not in _RESIDUALS:
-            raise ValueError(f"ddp.State: residual_dtype: expected one of {_RESIDUALS}, got {residual_dtype!r}")
-        return cls(coded, projection, rank or 0, bool(error_feedback), residual_dtype, warm_up_steps)
+        if not isinstance(self.warm_up_steps, int) or self.warm_up_steps < 0:
+            raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {self.warm_up_steps!r}")
+        if self.residual_dtype not in _RESIDUALS:
+            raise ValueError(f"ddp.State: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
+        feedback = bool(self.error_feedback)
+        return replace(self, codec=coded, projection_codec=projection, rank=rank or 0, error_feedback=feedback)
 
     def of_state(self) -> dict[str, object]:
         """Those that a saved state depends on."""

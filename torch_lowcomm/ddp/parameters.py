@@ -1,7 +1,5 @@
 """How each parameter of a model is sent, and the state of its compression, keyed by parameter and not by bucket."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

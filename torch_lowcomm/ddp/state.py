@@ -1,9 +1,5 @@
 """The state of the DDP hook: its options, the compression of each parameter, and its checkpoint."""
 
-from __future__ import annotations
-
-import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
+from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._log import logger
+from torch_lowcomm.ddp.connection import Connection, refuse
 from torch_lowcomm.ddp.options import StateOptions
-from torch_lowcomm.ddp.parameters import Named, Parameters
+from torch_lowcomm.ddp.parameters import Named
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class State:
@@ -96,59 +92,40 @@ class State:
         connected = process_group is not None or dist.is_initialized()
         backend = backend_of(process_group) if connected else None
         try:
-            self._options = StateOptions.checked(
+            self._options = StateOptions(
                 codec, projection_codec, rank, error_feedback, residual_dtype, warm_up_steps
-            )
+            ).checked()
             self._named, self._fixed = _named(model, exact), model is not None
         except Exception as error:
             if backend is not None:
-                backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
+                refuse(backend, error)
             raise
         if backend is not None:
             self._connect(backend)
 
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
-        self._connected: tuple[_C.LowcommBackend, Parameters] | None = None
+        self._connected: Connection | None = None
         self._copied: dict[str, Any] | None = None
         self._step: Step | None = None
         self._steps, self._scale = 0, 1.0
         self._sparse: set[str] = set()
         self._said = False
 
-    def _parameters_on(self, backend: _C.LowcommBackend) -> Parameters:
-        parameters = Parameters(
-            backend,
-            rank=self._options.rank or None,
-            feedback=self._options.error_feedback,
-            eight_bits=self._options.residual_dtype == "int8",
-            named=self._named,
-            fixed=self._fixed,
-        )
-        if self._copied is not None:
-            parameters.load_own(self._copied)
-        return parameters
-
     def _connect(self, backend: _C.LowcommBackend) -> None:
         """Compares this rank's options with the others'. Collective; the State has a group where all are the same."""
-        try:
-            parameters = self._parameters_on(backend)
-        except Exception as error:
-            backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
-            raise
-        texts = {name: str(value) for name, value in dataclasses.asdict(self._options).items()}
-        texts |= {"grad_scaler": str(self._scaler is not None), "coded parameters": parameters.coded()}
-        backend.agree_on_texts("ddp.State", [*texts.items(), ("steps", str(self._steps))])
-        self._connected, self._copied = (backend, parameters), None
-        if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
-            logger.info(
-                "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
-                backend.group_name,
-                backend.policy,
-                self._options.codec,
-            )
+        self._connected = Connection.make(
+            backend,
+            self._options,
+            self._named,
+            fixed=self._fixed,
+            copied=self._copied,
+            has_scaler=self._scaler is not None,
+            steps=self._steps,
+        )
+        self._copied = None
 
-    def _on_group(self) -> tuple[_C.LowcommBackend, Parameters]:
+    def _on_group(self) -> Connection:
         """The backend and the parameters. Collective at the first call, where there was no group before.
 
         Raises:
@@ -180,7 +157,7 @@ class State:
         step = self._step
         if step is None:
             raise ValueError(f"ddp: expected a step's bucket 0 first, got bucket {bucket.index()}")
-        entries = [self._on_group()[1].of(parameter) for parameter in bucket.parameters()]
+        entries = [self._on_group().parameters.of(parameter) for parameter in bucket.parameters()]
         exact = step.number < self._options.warm_up_steps or _C.in_exact()
         if bucket.buffer().is_sparse:
             self._sparse |= {entry.key for entry in entries}
@@ -193,7 +170,7 @@ class State:
     def _begin(self) -> None:
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
-        backend, _ = self._on_group()
+        backend = self._on_group().backend
         self._follow_scale()
         group = self._group if self._group is not None else dist.group.WORLD
         self._step = Step(self._steps, group, backend, self._options.codec, self._options.projection_codec)
@@ -203,14 +180,14 @@ class State:
         """Scales the residuals, which are in the gradients' unit, as the scaler did (exactly, if by powers of two)."""
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         if scale != self._scale and self._steps > 0:
-            for entry in self._on_group()[1]:
+            for entry in self._on_group().parameters:
                 if entry.compression is not None:
                     entry.compression.scale(scale / self._scale)
         self._scale = scale
 
     def _say(self) -> None:
         self._said = True
-        entries = list(self._on_group()[1])
+        entries = list(self._on_group().parameters)
         coded = [entry for entry in entries if entry.compression is not None and entry.key not in self._sparse]
         factors = sum(entry.compression.rank > 0 for entry in coded if entry.compression)
         logger.info(
@@ -274,7 +251,8 @@ class State:
         """For pickle and deepcopy: all but the group. Call them between steps."""
         named, tensors = self._named, self._copied
         if self._connected is not None:
-            named, tensors = self._connected[1].named(), self._connected[1].state_dict()
+            parameters = self._connected.parameters
+            named, tensors = parameters.named(), parameters.state_dict()
         return {
             "options": self._options,
             "scaler": self._scaler,
@@ -305,6 +283,6 @@ def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] |
         if exact is not None:
             raise ValueError("ddp.State: exact: expected model= too, whose names it is called with, got none")
         return []
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = without_ddp(model)
     trained = ((name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad)
     return [(name, parameter, exact is not None and exact(name, parameter)) for name, parameter in trained]

@@ -1,7 +1,5 @@
 """The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

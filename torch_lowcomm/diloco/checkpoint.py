@@ -1,88 +1,116 @@
 """Packs an outer loop's state for a checkpoint: what ranks share, what belongs to one rank, and what varies in shape."""
 
-from __future__ import annotations
-
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
+from torch_lowcomm._saved import packed, unpacked
+from torch_lowcomm.diloco.groups import LoopGroups
+from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
+from torch_lowcomm.membership import Membership
 
 
-def saved(inner: dict[str, Any]) -> bytes:
-    """Returns an inner optimizer's state_dict as the bytes that `packed` takes."""
-    content = io.BytesIO()
-    torch.save(inner, content)
-    return content.getvalue()
+class LoopState:
+    """The state of a loop and its inner optimizer, as one checkpoint entry.
 
-
-def packed(
-    state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own: str, by_clock: bool = False
-) -> dict[str, Any]:
-    """Packs the state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
-
-    The result has the form of an optimizer's state. torch.distributed.checkpoint.state_dict replaces numbers of parameters by
-    names in "state" and "params" and leaves the rest as it is; both are empty here. In "state" the inner optimizer's moments
-    would have the same names on all ranks, and a checkpoint would keep those of one rank only.
+    It has the form of an optimizer's state, {"state": {}, "param_groups": [{"params": [], shared: …, own: …}]}, for `torch.save`
+    or torch.distributed.checkpoint. torch.distributed.checkpoint.state_dict replaces numbers of parameters by names in "state"
+    and "params" and leaves the rest as it is; both are empty here. In "state" the inner optimizer's moments would have the same
+    names on all ranks, and a checkpoint would keep those of one rank only.
 
     Args:
-        state: Return value of `_C.DiLoCoX.state()`.
-        inner: Return value of `saved`.
-        shared: Key for the tensors that are equal on all ranks of the group.
-        own: Key for the tensors of this rank.
-        by_clock: Whether ranks of the group count inner steps of their own, as with `sync_seconds`.
-
-    Returns:
-        {"state": {}, "param_groups": [{"params": [], shared: …, own: …}]}.
+        outer: The loop.
+        groups: Name the two keys: of the tensors that are equal on all ranks of a group, and of this rank's.
+        by_clock: Whether ranks of a group count inner steps of their own, as with `sync_seconds`.
     """
-    equal: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
-    varying: dict[str, Any] = {}
-    for name, tensor in state.items():
-        if name.startswith("own."):
-            kept[name.removeprefix("own.")] = tensor
-        else:
-            (varying if _varies(name) or (by_clock and _counts_steps(name)) else equal)[name] = tensor
-    content = io.BytesIO()
-    steps = {"outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}
-    torch.save({"outer": varying, **steps, "shared_crc": checksum(equal)}, content)
-    mine: dict[str, Any] = {"outer": kept, "packed": content.getvalue(), "inner": inner}
-    parts = {shared: equal, own: {**mine, "crc": checksum(mine)}}
-    return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
+    def __init__(self, outer: _C.DiLoCoX, groups: LoopGroups, *, by_clock: bool) -> None:
+        self._outer, self._shared, self._own, self._by_clock = outer, groups.shared, groups.own, by_clock
 
-def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Unpacks what `packed` returned.
+    def packed(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Returns the state with an inner optimizer's. Collective, also where this rank's raises."""
+        try:
+            inner = packed(optimizer.state_dict())
+        except Exception as error:
+            self._outer.state_failed(f"{type(error).__name__}: {error}")
+            raise
+        equal: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        varying: dict[str, Any] = {}
+        state = self._outer.state()
+        for name, tensor in state.items():
+            if name.startswith("own."):
+                kept[name.removeprefix("own.")] = tensor
+            else:
+                (varying if _varies(name) or (self._by_clock and _counts_steps(name)) else equal)[name] = tensor
+        steps = {"outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}
+        content = packed({"outer": varying, **steps, "shared_crc": checksum(equal)})
+        mine: dict[str, Any] = {"outer": kept, "packed": content, "inner": inner}
+        parts = {self._shared: equal, self._own: {**mine, "crc": checksum(mine)}}
+        return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
-    Returns:
-        (the tensors that `_C.DiLoCoX.load` takes, the inner optimizer's state_dict).
+    def load(self, around: OptimizerAround, state_dict: Mapping[str, Any]) -> None:
+        """Loads what `packed` returned into the loop and the inner optimizer of `around`, or into none of them.
 
-    Raises:
-        ValueError: A part is missing, the two parts are of different steps, or anything else than what was saved.
-    """
-    groups = state_dict.get("param_groups") or [{}]
-    parts = {key: value for key, value in groups[0].items() if key != "params"}
-    for key in (shared, own):
-        if key not in parts:
+        Raises:
+            ValueError: A part is missing, the two parts are of different steps, or anything else than what was saved.
+        """
+        outer, inner = self._unpacked(state_dict)
+        before = around.inner.state_dict()
+        around.load_inner(inner)
+        try:
+            self._outer.load(outer)
+        except Exception:
+            around.load_inner(before)
+            raise
+
+    def resume(self, around: OptimizerAround, state_dict: dict[str, Any] | None, members: Membership) -> None:
+        """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together.
+
+        Raises:
+            ValueError: Ranks of the site have states of different steps.
+            DistBackendError: Another rank could not load its state.
+        """
+        error = None
+        try:
+            if state_dict is not None:
+                self.load(around, state_dict)
+        except Exception as caught:  # whatever it is, the other ranks wait for this one's word
+            error = caught
+        values = members.site_values([self._outer.steps, int(self._outer.report["outer_steps"])], error)
+        for unit, steps in zip(("inner", "outer"), map(list, zip(*values, strict=True)), strict=True):
+            if len(set(steps)) > 1:
+                raise ValueError(
+                    f"DiLoCoX: resume: expected states of one {unit} step on all ranks of the site, got {steps} by rank (0: none)"
+                )
+
+    def _unpacked(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Returns (the tensors that `_C.DiLoCoX.load` takes, the inner optimizer's state_dict)."""
+        groups = state_dict.get("param_groups") or [{}]
+        parts = {key: value for key, value in groups[0].items() if key != "params"}
+        for key in (self._shared, self._own):
+            if key not in parts:
+                raise ValueError(
+                    f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(parts)}: each rank loads its own"
+                )
+        shared, own = parts[self._shared], parts[self._own]
+        mine = {key: value for key, value in own.items() if key != "crc"}
+        expect_checksum("DiLoCoX", mine, own.get("crc"))
+        content = unpacked(mine["packed"])
+        unit = "steps" if "steps" in shared else "outer_steps"
+        shared_steps = shared.get(unit)
+        # As where rank 0's state is broadcast to ranks that have none.
+        if isinstance(shared_steps, torch.Tensor) and content[unit] != int(shared_steps):
             raise ValueError(
-                f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(parts)}: each rank loads its own"
+                f"DiLoCoX: load_state_dict: expected {self._own!r} of {'inner' if unit == 'steps' else 'outer'} step "
+                f"{int(shared_steps)}, as {self._shared!r}, got one of {content[unit]}: each rank loads its own"
             )
-    mine = {key: value for key, value in parts[own].items() if key != "crc"}
-    expect_checksum("DiLoCoX", mine, parts[own].get("crc"))
-    content = torch.load(io.BytesIO(mine["packed"]), weights_only=True)
-    unit = "steps" if "steps" in parts[shared] else "outer_steps"
-    shared_steps = parts[shared].get(unit)
-    # As where rank 0's state is broadcast to ranks that have none.
-    if isinstance(shared_steps, torch.Tensor) and content[unit] != int(shared_steps):
-        raise ValueError(
-            f"DiLoCoX: load_state_dict: expected {own!r} of {'inner' if unit == 'steps' else 'outer'} step {int(shared_steps)}, "
-            f"as {shared!r}, got one of {content[unit]}: each rank loads its own"
-        )
-    expect_checksum("DiLoCoX", parts[shared], content["shared_crc"])
-    kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
-    return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]), weights_only=True)
+        expect_checksum("DiLoCoX", shared, content["shared_crc"])
+        kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
+        return {**shared, **content["outer"], **kept}, unpacked(mine["inner"])
 
 
 def _counts_steps(name: str) -> bool:

@@ -1,20 +1,48 @@
-"""An outer loop over machines that come and go: decides when its group is formed again."""
+"""An outer loop's group over time: the same ranks always, or machines that come and go, for whom it is formed again."""
 
-from __future__ import annotations
-
-import logging
+from typing import Any
 
 from torch.distributed import DistBackendError
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership import Membership
-
-logger = logging.getLogger("torch_lowcomm")
 
 _ATTEMPTS = 10  # to form a group that holds
 
 
-class Elastic:
+class Fixed:
+    """A group of the same ranks from the first step to the last.
+
+    Attributes:
+        due: Whether the group is to be formed again.
+    """
+
+    due = False
+
+    def form(self, outer: _C.DiLoCoX) -> None:
+        """Raises ValueError: there is no Membership that could form another group."""
+        raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
+
+    def count_step(self) -> None:
+        """Counts an inner step, for machines that wait for this one."""
+
+    def stepped(self, outer_steps: int) -> None:
+        """Sets `due` when the group is to be formed again after this outer step.
+
+        Args:
+            outer_steps: Begun so far, of all fragments; equal at all sites after the same outer step.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+
+    def completed(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Returns a loop's report with the numbers of those that are averaged, and that are alive."""
+        return {**report, "alive": report["participating"]}
+
+
+class Elastic(Fixed):
     """Forms the groups of one outer loop, one after another.
 
     A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
@@ -62,18 +90,11 @@ class Elastic:
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
     def count_step(self) -> None:
-        """Counts an inner step, for machines that wait for this one."""
+        """As `Fixed.count_step`."""
         self._members.count_step()
 
     def stepped(self, outer_steps: int) -> None:
-        """Sets `due` when the group is to be formed again after this outer step.
-
-        Args:
-            outer_steps: Begun so far, of all fragments; equal at all sites after the same outer step.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """As `Fixed.stepped`."""
         formed = self._members.formed
         assert formed is not None
         steps = outer_steps - self._first
@@ -87,12 +108,11 @@ class Elastic:
         if self._members.site is not None:  # its ranks have looked together
             self._alive = len(self._members.alive())
 
-    @property
-    def machines(self) -> int:
-        """Number of machines or sites in the group; 0 before the first one."""
+    def completed(self, report: dict[str, Any]) -> dict[str, Any]:
+        """As `Fixed.completed`; alive are machines with a sign of life, with sites those as of the last outer step."""
         formed = self._members.formed
-        return 0 if formed is None else len(formed.machines)
-
-    def alive(self) -> int:
-        """Number of machines with a sign of life; with sites, of sites as of the last outer step."""
-        return len(self._members.alive()) if self._members.site is None else self._alive
+        participating = (
+            report["participating"] if formed is None else len(formed.machines)
+        )  # a rank may carry no stripe
+        alive = self._alive if self._members.site is not None else len(self._members.alive())
+        return {**report, "participating": participating, "alive": alive}

@@ -7,14 +7,20 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._ddp_around import ranks_of_ddp, without_ddp
+from torch_lowcomm.diloco.inner_optimizer import parameters_of
 from torch_lowcomm.diloco.parameters import sharing_ranks
+from torch_lowcomm.diloco.unnamed_replicas import look_of, warn_of_unnamed
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.membership import Membership
 
@@ -27,23 +33,22 @@ class LoopGroups:
     """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
 
     Attributes:
-        stripes: Backends of the groups to average over, by stripe that this rank carries; none with a Membership, which forms
-            groups later.
+        members: The Membership that forms the groups to average over; None where these are in `stripes`.
+        stripes: Backends of the groups to average over, by stripe that this rank carries; none with a Membership.
         site: Backend of the group of this site's ranks; None where this rank is a site by itself.
-        site_ranks: Global ranks of the site.
+        site_ranks: Global ranks of the site, ascending.
         parts: By rank of the site: the part of the model that it holds, 0, 1, ...
-        looks: By rank of the site: how it described what it holds.
         part_stripes: By part: number of its stripes; empty for as many as ranks hold it.
         shared: Key of the tensors that are equal on all ranks of a stripe.
         own: Key of the tensors of this rank.
         made: The groups themselves, which end with their last reference.
     """
 
+    members: Membership | None
     stripes: list[_C.LowcommBackend]
     site: _C.LowcommBackend | None
     site_ranks: list[int]
     parts: list[int]
-    looks: list[str]
     part_stripes: list[int]
     shared: str
     own: str
@@ -51,49 +56,71 @@ class LoopGroups:
 
     @staticmethod
     def make(
-        over: dist.ProcessGroup | Membership | None, site: Sequence[int], relatives: Iterable[int], look: str
+        *,
+        group: dist.ProcessGroup | Membership | None,
+        cluster: dist.ProcessGroup | None,
+        mesh: DeviceMesh | None,
+        replicas: dist.ProcessGroup | None,
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer,
     ) -> LoopGroups:
         """Makes a loop's groups. Collective over the group and over the site.
 
         Args:
-            over: The group to average over, or a Membership.
-            site: Global ranks of this site, ascending.
-            relatives: Those of them that hold this rank's part of the model, as replicas or shards.
-            look: What this rank holds, as a text to compare.
+            group: As DiLoCoX takes it.
+            cluster: As DiLoCoX takes it.
+            mesh: As DiLoCoX takes it.
+            replicas: As DiLoCoX takes it; DDP around the model or the parameters says the same.
+            model: The model, or None.
+            optimizer: Of its parameters; a DTensor names the ranks that hold it.
 
         Raises:
-            ValueError: A group is not of backend lowcomm.
+            TypeError: An argument has the wrong type.
+            ValueError: Arguments do not go together, a group is not of backend lowcomm, or a rank that holds this rank's part of
+                the model is in another site.
         """
+        tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
+        over, given, same = _chosen(group, cluster, mesh)
+        ddp = model.process_group if isinstance(model, DistributedDataParallel) else None
+        for alike in (replicas, ddp):
+            same |= set() if alike is None else set(dist.get_process_group_ranks(alike))
+        same |= ranks_of_ddp(tensors)
+        site, relatives = _site_of(over, given, replicas=same, tensors=tensors)
+        members = over if isinstance(over, Membership) else None
         made: list[dist.ProcessGroup] = []
         stripes: list[_C.LowcommBackend] = []
-        if isinstance(over, Membership):
-            timeout = over.site_timeout
+        if members is not None:
+            timeout = members.site_timeout
         else:
-            group, backend = own_backend(over)
-            timeout = 2 * backend.options._timeout  # while one rank waits for another site, the others wait for it
-            made.append(group)
-            stripes.append(backend)
-        own_site, parts, looks = None, [0], [look]
+            # Of the same ranks: a loop's messages take minutes, and other ops must not wait for them.
+            ranks = dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)
+            made.append(_new_group(ranks, backend_of(over).options._timeout))
+            stripes.append(backend_of(made[0]))
+            timeout = 2 * stripes[0].options._timeout  # while one rank waits for another site, the others wait for it
+        own_site, parts = None, [0]
         if len(site) > 1:
-            group = _new_group(list(site), timeout)
-            made.append(group)
-            own_site = backend_of(group)
-            told = all_gather_json([sorted(relatives), look], group)
+            made.append(_new_group(site, timeout))
+            own_site = backend_of(made[-1])
+            told = all_gather_json([sorted(relatives), look_of(tensors, without_ddp(model))], made[-1])
             parts = _parts([ranks for ranks, _ in told], site)
-            looks = [of_rank for _, of_rank in told]
-        if not isinstance(over, Membership):
+            if site[0] == dist.get_rank():
+                warn_of_unnamed([look for _, look in told], parts, site, mesh)
+        if members is None:
             # Parts may have tensors of the same names: the first rank of the group tells them apart.
             shared, own = f"outer{dist.get_process_group_ranks(made[0])[0]}", f"rank{dist.get_rank()}"
-            return LoopGroups(stripes, own_site, list(site), parts, looks, [], shared, own, tuple(made))
-        part_stripes = _stripes_of_first(over, parts)
-        shared, own = "outer", over.machine_id
-        if own_site is not None:
-            place = list(site).index(dist.get_rank())
-            shared, own = f"outer{place}", f"{over.machine_id}.{place}"
-        return LoopGroups(stripes, own_site, list(site), parts, looks, part_stripes, shared, own, tuple(made))
+            return LoopGroups(None, stripes, own_site, site, parts, [], shared, own, tuple(made))
+        part_stripes = _stripes_of_first(members, parts)
+        place = "" if own_site is None else str(site.index(dist.get_rank()))
+        own = f"{members.machine_id}.{place}" if place else members.machine_id
+        return LoopGroups(members, stripes, own_site, site, parts, part_stripes, f"outer{place}", own, tuple(made))
+
+    @property
+    def for_core(self) -> dict[str, Any]:
+        """The groups as `_C.DiLoCoX` takes them."""
+        return {"stripes": self.stripes, "site": self.site, "parts": self.parts, "part_stripes": self.part_stripes}
 
 
-def chosen(
+def _chosen(
     group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
 ) -> tuple[dist.ProcessGroup | Membership | None, list[int] | None, set[int]]:
     """Chooses the groups from the arguments of an outer loop.
@@ -132,7 +159,7 @@ def chosen(
     return mesh.get_group(0), sorted(int(rank) for rank in mesh.mesh[place[0]].flatten()), replicas
 
 
-def site_of(
+def _site_of(
     over: dist.ProcessGroup | Membership | None,
     site: list[int] | None,
     *,
@@ -194,22 +221,6 @@ def _no_sites(averaged: set[int], replicas: set[int], shards: set[int]) -> str:
         f'{sorted(averaged)} to average over, whose shards differ. With init_device_mesh("cpu", (sites, ranks), '
         f'mesh_dim_names=("site", "shard")) as mesh: fully_shard(model, mesh=mesh["shard"]), and mesh=mesh here'
     )
-
-
-def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.LowcommBackend]:
-    """Makes a new group of the same ranks for an outer loop alone: its messages take minutes, and other ops must not wait.
-
-    Collective over the group.
-
-    Returns:
-        (the new group, its backend).
-
-    Raises:
-        ValueError: The group is not of backend lowcomm.
-    """
-    options = backend_of(group).options
-    made = _new_group(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD), options._timeout)
-    return made, backend_of(made)
 
 
 def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:

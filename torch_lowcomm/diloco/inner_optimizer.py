@@ -1,14 +1,12 @@
 """An optimizer around an optimizer: in its place for schedulers, gradient scalers and checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 
+from torch_lowcomm._adam_groups import inverse_of
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.diloco.parameters import local
 
 
 class OptimizerAround(NotCopied, torch.optim.Optimizer):
@@ -59,21 +57,24 @@ class OptimizerAround(NotCopied, torch.optim.Optimizer):
         if float(infinities) > 0:
             return None
         if scale is not None:
-            inverse = scale.double().reciprocal().float().item()  # as the scaler computes it
+            inverse = inverse_of(scale)
             for parameter in parameters_of(self.inner):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inverse)
         return self.inner.step(closure) if closure is not None else self.inner.step()
+
+    def load_inner(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state into the inner optimizer."""
+        try:
+            self.inner.load_state_dict(state_dict)
+        finally:
+            self._share_inner()
 
     def _share_inner(self) -> None:
         """Takes the inner optimizer's groups, which its `load_state_dict` replaces, and shows its state."""
         self.param_groups = self.inner.param_groups
         self.state = StateOf(self.inner)  # type: ignore[assignment]
         self.defaults = self.inner.defaults
-
-    def _identities(self) -> list[tuple[int, int, torch.dtype]]:
-        """Returns (object, address of its elements, dtype) of every parameter: the outer loop reads and writes there."""
-        return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self.inner)]
 
 
 class StateOf(MutableMapping):

@@ -1,7 +1,5 @@
 """Muon for a model's matrices and AdamW for the rest, as one optimizer: the inner one of MuLoCo (arXiv 2505.23725)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

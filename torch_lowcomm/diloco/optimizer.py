@@ -1,7 +1,5 @@
 """DiLoCoX: an outer loop around any optimizer."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,18 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
-from torch_lowcomm._ddp_around import ranks_of_ddp
-from torch_lowcomm._reshard import reshard
-from torch_lowcomm.diloco.checkpoint import packed, saved, unpacked
-from torch_lowcomm.diloco.elastic import Elastic
-from torch_lowcomm.diloco.groups import LoopGroups, chosen, site_of
-from torch_lowcomm.diloco.inner_optimizer import OptimizerAround, parameters_of
-from torch_lowcomm.diloco.options import DiLoCoXOptions, with_options
-from torch_lowcomm.diloco.parameters import held, local, named_buffers, named_parameters
-from torch_lowcomm.diloco.unnamed_replicas import look_of, warn_of_unnamed
+from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm.diloco.checkpoint import LoopState
+from torch_lowcomm.diloco.elastic import Elastic, Fixed
+from torch_lowcomm.diloco.groups import LoopGroups
+from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
+from torch_lowcomm.diloco.inputs import LoopInputs
+from torch_lowcomm.diloco.model_parameters import ModelParameters, forget_gathered
+from torch_lowcomm.diloco.options import DiLoCoXOptions
 from torch_lowcomm.membership import Membership
 
 
@@ -98,73 +94,31 @@ class DiLoCoX(OptimizerAround):
         resume: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        over, given_site, same = chosen(group, cluster, mesh)
-        if replicas is not None:
-            same |= set(dist.get_process_group_ranks(replicas))
-        if isinstance(model, DistributedDataParallel):
-            same |= set(dist.get_process_group_ranks(model.process_group))
-            model = model.module
-        self._model = model
-        self._forget_gathered()
-        tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
-        same |= ranks_of_ddp(tensors)
-        site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
-        self._groups = LoopGroups.make(over, site, relatives, look_of(tensors, model) if len(site) > 1 else "")
-        if len(site) > 1 and site[0] == dist.get_rank():
-            warn_of_unnamed(self._groups.looks, self._groups.parts, site, mesh)
-        groups = {
-            "stripes": self._groups.stripes,
-            "site": self._groups.site,
-            "parts": self._groups.parts,
-            "part_stripes": self._groups.part_stripes,
-        }
+        forget_gathered(model)
+        self._groups = groups = LoopGroups.make(
+            group=group, cluster=cluster, mesh=mesh, replicas=replicas, model=model, optimizer=optimizer
+        )
+        model = without_ddp(model)
         try:
-            given = DiLoCoXOptions.named(sync_every, options)
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
-            if isinstance(optimizer, DiLoCoX):
-                raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
-            if resume is not None and not isinstance(over, Membership):
+            inputs = LoopInputs.checked(optimizer, model, {"sync_every": sync_every, **options}, groups.site_ranks)
+            if resume is not None and groups.members is None:
                 raise ValueError(
                     "DiLoCoX: resume: expected group= to be a Membership, got a process group: load_state_dict"
                 )
-            if given.average_buffers and model is None:
-                raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
-            for_core = given.for_core()
-            parameters = held(named_parameters(optimizer, model), site)
-            buffers = held(named_buffers(model) if given.average_buffers and model is not None else [], site)
         except Exception as mistake:
             # The other ranks wait in the same call, and raise this error too.
-            _C.refuse_diloco(f"{type(mistake).__name__}: {mistake}", **groups)
+            _C.refuse_diloco(f"{type(mistake).__name__}: {mistake}", **groups.for_core)
             raise
         super().__init__(optimizer)
-        self._outer = _C.DiLoCoX(parameters, buffers=buffers, options=for_core, **groups)
-        self._buffers = [buffer for _, buffer, _, _ in buffers]
-        self._parameters = self._identities()
-        self._swapped = False
-        self._by_clock = given.sync_seconds is not None
-        self._elastic: Elastic | None = None
-        if isinstance(over, Membership):
-            self._resume(resume, over)
-            self._elastic = Elastic(over, given.fragments)
-            with self._forgetting_gathered():
-                self._elastic.form(self._outer)
-
-    def _resume(self, state: dict[str, Any] | None, members: Membership) -> None:
-        """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together."""
-        error = None
-        try:
-            if state is not None:
-                self._load(state)
-        except Exception as caught:  # whatever it is, the other ranks wait for this one's word
-            error = caught
-        inner, outer = self.steps, int(self._outer.report["outer_steps"])
-        values = members.site_values([inner, outer], error)
-        for unit, steps in zip(("inner", "outer"), map(list, zip(*values, strict=True)), strict=True):
-            if len(set(steps)) > 1:
-                raise ValueError(
-                    f"DiLoCoX: resume: expected states of one {unit} step on all ranks of the site, got {steps} by rank (0: none)"
-                )
+        self._outer = _C.DiLoCoX(inputs.parameters, buffers=inputs.buffers, options=inputs.for_core, **groups.for_core)
+        self._parameters = ModelParameters(optimizer, [buffer for _, buffer, _, _ in inputs.buffers], model)
+        self._state = LoopState(self._outer, groups, by_clock=inputs.options.sync_seconds is not None)
+        self._members = Fixed()
+        if groups.members is not None:
+            self._state.resume(self, resume, groups.members)
+            self._members = Elastic(groups.members, inputs.options.fragments)
+            with self._parameters.written("regroup"):
+                self._members.form(self._outer)
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.
@@ -183,18 +137,12 @@ class DiLoCoX(OptimizerAround):
             ValueError: Parameters were added or removed, or an average held NaN or infinity.
             DistBackendError: A peer or the network failed, or ranks' outer parameters differ.
         """
-        self._expect_own("step")
+        self._parameters.expect_own("step")
         result = self._inner_step(closure)
-        if self._identities() != self._parameters:
-            raise ValueError(
-                f"DiLoCoX: step: expected the {len(self._parameters)} parameters that it was made with, got "
-                f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
-                "parameters come or go, or the model is moved or cast"
-            )
-        if self._elastic:
-            self._elastic.count_step()
-        if self._outer.step(samples) and self._elastic:
-            self._elastic.stepped(self._outer.report["outer_steps"])
+        self._parameters.expect_in_place()
+        self._members.count_step()
+        if self._outer.step(samples):
+            self._members.stepped(self._outer.report["outer_steps"])
         return result
 
     def finish(self) -> None:
@@ -209,8 +157,7 @@ class DiLoCoX(OptimizerAround):
                 has gone back, and end again; if `regroup()` raises TimeoutError, too few are left (others may have ended),
                 and `restore()` puts the outer parameters into the model.
         """
-        self._expect_own("finish")
-        with self._forgetting_gathered():
+        with self._parameters.written("finish"):
             self._outer.finish()
 
     @property
@@ -224,7 +171,7 @@ class DiLoCoX(OptimizerAround):
 
         False without a Membership.
         """
-        return self._elastic is not None and self._elastic.due
+        return self._members.due
 
     def regroup(self) -> None:
         """Goes on with the machines that are alive. Call it when `step` has raised a DistBackendError or `regroup_due` is true.
@@ -239,11 +186,8 @@ class DiLoCoX(OptimizerAround):
             ConnectionError: The store is lost or too slow. The outer state is whole: save it.
             DistBackendError: A rank of this site was lost, or no group held in ten attempts.
         """
-        if self._elastic is None:
-            raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
-        self._expect_own("regroup")
-        with self._forgetting_gathered():
-            self._elastic.form(self._outer)
+        with self._parameters.written("regroup"):
+            self._members.form(self._outer)
 
     def restore(self) -> None:
         """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
@@ -253,26 +197,8 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back.
         """
-        self._expect_own("restore")
-        with self._forgetting_gathered():
+        with self._parameters.written("restore"):
             self._outer.restore()
-
-    def _forget_gathered(self) -> None:
-        """Where the parameters were written outside a step: after an evaluation FSDP2's root would compute with those before."""
-        if isinstance(self._model, nn.Module):
-            reshard(self._model)
-
-    @contextmanager
-    def _forgetting_gathered(self) -> Iterator[None]:
-        """Forgets them after the block, also where it raises: parameters may have been written before."""
-        try:
-            yield
-        finally:
-            self._forget_gathered()
-
-    def _expect_own(self, what: str) -> None:
-        if self._swapped:
-            raise ValueError(f"DiLoCoX: {what}: expected the rank's own parameters, got one inside outer_parameters()")
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -283,21 +209,8 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: It was entered inside another `outer_parameters()`.
         """
-        if self._swapped:
-            raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
-        own = [*map(local, parameters_of(self.inner)), *self._buffers]
-        kept = [tensor.clone() for tensor in own]
-        with self._forgetting_gathered():
-            self._outer.show_outer()
-        self._swapped = True
-        try:
+        with self._parameters.replaced(self._outer.show_outer):
             yield
-        finally:
-            self._swapped = False
-            with torch.no_grad():
-                for tensor, before in zip(own, kept, strict=True):
-                    tensor.copy_(before)
-            self._forget_gathered()
 
     @property
     def report(self) -> dict[str, Any]:
@@ -315,11 +228,7 @@ class DiLoCoX(OptimizerAround):
         when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding" and their "total";
         docs/diloco_memory.md says what they are)}
         """
-        report = self._outer.report
-        if self._elastic is not None and self._elastic.machines:
-            report["participating"] = self._elastic.machines  # of a rank that carries no stripe, too
-        report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()
-        return report
+        return self._members.completed(self._outer.report)
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Returns the state that a run needs, in addition to its model, to go on with the same bits. Collective.
@@ -342,13 +251,7 @@ class DiLoCoX(OptimizerAround):
                 machine or site the state of this step is lost, though others may have theirs: go on as after `step`, and save
                 after a later outer step.
         """
-        try:
-            inner = saved(self.inner.state_dict())
-        except Exception as error:
-            self._outer.state_failed(f"{type(error).__name__}: {error}")
-            raise
-        groups, state = self._groups, self._outer.state()
-        return packed(state, inner, shared=groups.shared, own=groups.own, by_clock=self._by_clock)
+        return self._state.packed(self.inner)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Loads what `state_dict` returned. The model's own parameters are loaded with the model.
@@ -358,29 +261,17 @@ class DiLoCoX(OptimizerAround):
                 missing; the state is damaged or was changed, by its checksum; or the group is a Membership (use `resume=`).
                 Nothing has changed.
         """
-        self._expect_own("load_state_dict")
-        if self._elastic is not None:
+        self._parameters.expect_own("load_state_dict")
+        if self._groups.members is not None:
             raise ValueError(
                 "DiLoCoX: load_state_dict: expected a process group, got a Membership, whose machines have met: pass the "
                 "state as resume= when making it"
             )
-        self._load(state_dict)
-
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        outer, inner = unpacked(state_dict, shared=self._groups.shared, own=self._groups.own)
-        before = self.inner.state_dict()
-        self.inner.load_state_dict(inner)
-        try:
-            self._outer.load(outer)
-        except Exception:
-            self.inner.load_state_dict(before)
-            raise
-        finally:
-            self._share_inner()
+        self._state.load(self, state_dict)
 
     def __repr__(self) -> str:
         report = self.report
         return f"DiLoCoX({self.inner!r}, sync_every={report['sync_every']}, outer_steps={report['outer_steps']})"
 
 
-DiLoCoX.__signature__ = with_options(inspect.signature(DiLoCoX))  # type: ignore[attr-defined]
+DiLoCoX.__signature__ = DiLoCoXOptions.completed(inspect.signature(DiLoCoX))  # type: ignore[attr-defined]

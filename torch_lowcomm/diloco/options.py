@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
+from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar
 
+from torch_lowcomm._option_table import OptionTable, option
 from torch_lowcomm.codec import codec as checked_codec
 
 _RESIDUALS = ("float32", "int8")
-_SYMBOLS = {"H": "sync_every", "lr": "outer_lr", "momentum": "outer_momentum", "r": "rank"}  # papers', for errors
 _KINDS: dict[str, tuple[type, str]] = {"int": (Integral, "an integer"), "float": (Real, "a number")}  # by annotation
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCoXOptions:
+class DiLoCoXOptions(OptionTable):
     """How an outer loop runs. `DiLoCoX` takes these fields as keyword arguments; all ranks give the same.
 
     Attributes:
@@ -55,26 +54,36 @@ class DiLoCoXOptions:
         seed: Seed of the first factors and of codecs that round at random.
     """
 
+    owner: ClassVar[str] = "DiLoCoX"
+    symbols: ClassVar[Mapping[str, str]] = {
+        "H": "sync_every",
+        "lr": "outer_lr",
+        "momentum": "outer_momentum",
+        "r": "rank",
+    }
+
     sync_every: int | None
-    sync_seconds: float | None = None
+    sync_seconds: float | None = option(None, "a number above 0, or None", lambda s: 0 < s < float("inf"))
     mode: str = "continue"
     outer_lr: float = 0.7
     outer_momentum: float | None = None
     sync_warmup: int = 0
     codec: str | None = "sym4:bucket=128"
-    rank: int | None = None
+    rank: int | None = option(None, "1 or more, or None for no factors", lambda rank: rank >= 1)
     projection_codec: str | None = None
     error_feedback: bool | None = None
-    residual_dtype: str = "float32"
+    residual_dtype: str = option("float32", f"one of {_RESIDUALS}", _RESIDUALS.__contains__)
     adapt_rank: bool = False
     adapt_sync_every: bool = False
     min_rank: int = 1
     fragments: int = 1
-    fragment_sync_delay: int | None = None
+    fragment_sync_delay: int | None = option(
+        None, "1 or more, or None (mode='sync' applies at once)", lambda steps: steps >= 1
+    )
     fragment_update_alpha: float = 0.0
     average_buffers: bool = False
     check_every: int = 10
-    seed: int = 0
+    seed: int = option(0, "0 or more", lambda seed: seed >= 0)
 
     def for_core(self) -> dict[str, Any]:
         """Returns these options as `_C.DiLoCoX` takes them; that class checks ranges and combinations.
@@ -84,7 +93,7 @@ class DiLoCoXOptions:
             ValueError: A codec or number is wrong. The message has the name, what was expected, and the value.
         """
         self._check_types()
-        self._check_values()
+        self.expect_in_range()
         given = {name: value for name, value in vars(self).items() if value is not None}
         for name in ("average_buffers", "residual_dtype"):
             del given[name]
@@ -97,21 +106,6 @@ class DiLoCoXOptions:
             "eight_bits": self.residual_dtype == "int8",
             **given,
         }
-
-    @classmethod
-    def named(cls, sync_every: int | None, options: dict[str, Any]) -> DiLoCoXOptions:
-        """Makes them of what a caller has named.
-
-        Raises:
-            TypeError: There is no option of a name.
-        """
-        fields = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in fields:
-                near = difflib.get_close_matches(_SYMBOLS.get(name, name), fields, n=1)
-                meant = f" (did you mean {near[0]}?)" if near else ""
-                raise TypeError(f"DiLoCoX: expected one of the options {', '.join(fields)}, got {name!r}{meant}")
-        return cls(sync_every, **options)
 
     def _check_types(self) -> None:
         if self.sync_every is None:  # DiLoCoX takes it without a default, too, so that the other ranks hear of it
@@ -132,27 +126,3 @@ class DiLoCoXOptions:
         for name in ("codec", "projection_codec"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"DiLoCoX: {name}: expected a codec's text, got {getattr(self, name)!r}")
-
-    def _check_values(self) -> None:
-        if self.sync_seconds is not None and not 0 < self.sync_seconds < float("inf"):
-            raise ValueError(f"DiLoCoX: sync_seconds: expected a number above 0, or None, got {self.sync_seconds!r}")
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"DiLoCoX: rank: expected 1 or more, or None for no factors, got {self.rank!r}")
-        if self.fragment_sync_delay is not None and self.fragment_sync_delay < 1:
-            raise ValueError(
-                f"DiLoCoX: fragment_sync_delay: expected 1 or more, or None, got {self.fragment_sync_delay!r}: "
-                "mode='sync' applies at once"
-            )
-        if self.seed < 0:
-            raise ValueError(f"DiLoCoX: seed: expected 0 or more, got {self.seed!r}")
-        if self.residual_dtype not in _RESIDUALS:
-            raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
-
-
-def with_options(signature: inspect.Signature) -> inspect.Signature:
-    """Returns a signature that ends in `**options`, with the options' names and defaults in that place, for `help()`."""
-    named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        p for name, p in inspect.signature(DiLoCoXOptions).parameters.items() if name not in signature.parameters
-    ]
-    return signature.replace(parameters=[*named, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options)])

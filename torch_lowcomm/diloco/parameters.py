@@ -1,8 +1,5 @@
 """Lists the tensors that an outer loop averages: their names, and where a shard lies in its parameter."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -11,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 Held = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]  # as `_C.DiLoCoX` takes it
 

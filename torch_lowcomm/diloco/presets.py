@@ -6,8 +6,6 @@
 A number is the paper's where the function says so, and our choice elsewhere. Every `sync_every` is H, in inner steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 INT4 = "sym4:bucket=128"

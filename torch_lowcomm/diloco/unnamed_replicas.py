@@ -1,19 +1,15 @@
 """Notices ranks of a site that look like replicas, where nothing says so: each is averaged as a part of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.diloco.parameters import local
-
-logger = logging.getLogger("torch_lowcomm")
 
 _VALUES = 8  # of each parameter: enough to tell replicas from stages of the same shapes, and no pass over the model
 

@@ -1,8 +1,5 @@
 """QSDP on FSDP2: all-gathers of quantized weights, reduce-scatters of quantized gradients."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
@@ -10,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, agree, tell
@@ -22,15 +20,6 @@ from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
 __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
-
-logger = logging.getLogger("torch_lowcomm")
-
-
-def _plans(groups: list[ParameterGroup], chosen: Choices) -> list[Plan]:
-    """Plans all groups. Everything in `quantize` that can fail on this rank alone is done before this returns."""
-    if any(g.uses_custom_comm(_LayoutComm) for g in groups):
-        raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
-    return [Plan.of(g, chosen) for g in groups]
 
 
 def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[Named]]:
@@ -135,14 +124,16 @@ def quantize(
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
         mesh = checked_hosts(hosts, groups) if hosts is not None else None
-        chosen = Choices.checked(weights, gradients, exact, master, learn_at)
-        plans = _plans(groups, chosen)
+        chosen = Choices(weights, gradients, exact, master, learn_at).checked()
+        if any(g.uses_custom_comm(_LayoutComm) for g in groups):
+            raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
+        plans = [Plan.of(g, chosen) for g in groups]  # the last that can fail on this rank alone
     except Exception as error:
         tell(_names(groups), error)
         raise
     shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
     how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}"
-    agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at)}"))
+    agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at or ())}"))
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None

@@ -3,8 +3,6 @@
 tests/torch_names.py lists the names, and test_fsdp_adapter.py tests what is believed of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +13,8 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-
-from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
-
-__all__ = [
-    "AllGather",
-    "ParameterGroup",
-    "ReduceScatter",
-    "ShardedParameter",
-    "all_gather_single",
-    "at_end_of_backward",
-    "in_backward",
-    "new_buffer",
-    "outside_compile",
-    "parameter_groups",
-    "reduce_scatter_single",
-]
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather as AllGather
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as ReduceScatter
 
 
 @dataclass(frozen=True)

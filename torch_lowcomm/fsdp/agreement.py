@@ -1,7 +1,5 @@
 """Compares layouts between ranks over all groups that a model's modules use, before any rank has changed anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_lowcomm import _C

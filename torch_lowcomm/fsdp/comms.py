@@ -1,8 +1,5 @@
 """FSDP2's two comm objects. Each sends one message for a wrapped module, with a codec for each parameter."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
+from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
@@ -18,8 +17,7 @@ from torch_lowcomm.fsdp.master import QuantizedMaster
 from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
-
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm.reduction import as_op
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -112,7 +110,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         if why:
             self._note_exact(group, "all_gather", why)
             with exact():
-                return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+                return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         version = self.weights.version()
         layout = self.levels.at(version, [input_tensor], group)
         encoded = self.master.to_encode(version, input_tensor) if self.master else None
@@ -172,7 +170,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         if why:
             self._note_exact(group, "reduce_scatter", why)
             with exact():
-                return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+                return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         slices = input_tensor.view(group.size(), -1)
         coded = [gradient for owner, gradient in enumerate(slices) if owner != group.rank()]
         layout = self.levels.at(self._weights.version(), coded, group)
@@ -181,7 +179,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             output_tensor,
             input_tensor,
             layout,
-            dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
+            as_op(op),
             slot=self._slot,
             step=self.calls % 2**32,
         )

@@ -1,8 +1,5 @@
 """FSDP1 (`FullyShardedDataParallel`): its comm hook codes gradients, the policy of its group codes weights."""
 
-from __future__ import annotations
-
-import logging
 from typing import Any
 
 import torch
@@ -10,11 +7,10 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
+from torch_lowcomm._log import logger
 from torch_lowcomm.codec import codec
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import all_reduce
-
-logger = logging.getLogger("torch_lowcomm")
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -1,7 +1,5 @@
 """Gathers and reductions over hosts × ranks of a host: exact inside a host, by a layout's codecs between hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -12,10 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
 from torch_lowcomm import _C
-from torch_lowcomm._hosts import hosts_of_mesh
+from torch_lowcomm._copies import NotCopied
+from torch_lowcomm._host_levels import HostLevels, hosts_of_mesh
+from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.two_level import TwoLevel, _as_op
+from torch_lowcomm.reduction import as_op
 
 
 def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
@@ -44,7 +44,7 @@ def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceM
     return mesh
 
 
-class HostComms(TwoLevel):
+class HostComms(NotCopied):
     """The layout ops of a group's backend, on two levels: the slow link carries one coded copy for each host.
 
     The owner of a shard encodes it once, for the ranks at its place on the other hosts. Hosts pass the decoded values on, so
@@ -59,9 +59,13 @@ class HostComms(TwoLevel):
         DistBackendError: Ranks have different meshes, or a rank did not come.
     """
 
+    _instead = "make a new one"
+
     def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
         between, inside = mesh.mesh_dim_names or ("", "")
-        self._connect(hosts_of_mesh(mesh, inside, between), "none", timeout)
+        self._levels = HostLevels(hosts_of_mesh(mesh, inside, between), "none", timeout)
+        self.inside, self.between = self._levels.inside, self._levels.between
+        self._queue = OpQueue("lowcomm-two-level")
 
     def reserve_slots(self, count: int) -> int:
         """Reserves slots for random draws in the group between hosts; a reduction takes one for each segment of a slice."""
@@ -77,13 +81,13 @@ class HostComms(TwoLevel):
                 column.view(-1), input.view(-1), layout, slot=slot, step=step
             ).wait()
 
-        return self._issue(lambda: self._all_gather(output, input, between), [output, input])
+        return self._issue(lambda: self._levels.all_gather(output, input, between), [output, input])
 
     def reduce_scatter_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
     ) -> dist.Work:
         """Reduces [hosts · ranks · n] to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
-        op = _as_op(op)
+        op = as_op(op)
         # A factor is applied once, to the contributions to the host's sum.
         op_between = op if op == dist.ReduceOp.AVG else dist.ReduceOp(dist.ReduceOp.SUM)
 
@@ -92,7 +96,7 @@ class HostComms(TwoLevel):
                 output, column.view(-1), layout, op_between, slot=slot, step=step
             ).wait()
 
-        return self._issue(lambda: self._reduce_scatter(output, input, op, between), [output, input])
+        return self._issue(lambda: self._levels.reduce_scatter(output, input, op, between), [output, input])
 
     def _issue(self, run: Any, tensors: list[torch.Tensor]) -> dist.Work:
         future = self._queue.issue(run, tensors, async_op=True)

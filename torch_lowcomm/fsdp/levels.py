@@ -6,8 +6,6 @@ is the sender's. The table is in the layout's text, and every op's description a
 names a rank with another table.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
-from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
 
 PAPERS_STEPS = (400, 1900, 3800)  # of 4800
@@ -107,7 +105,7 @@ class Levels:
     def _agreed(self, mine: torch.Tensor, group: dist.ProcessGroup) -> dict[int, _C.LevelTable]:
         everyones = mine.new_empty(group.size() * mine.numel())
         with exact():
-            fsdp2.all_gather_single(everyones, mine.flatten(), group=group)
+            all_gather_single(everyones, mine.flatten(), group=group)
         tables = dict(self._tables)
         for k, i in enumerate(self._learning):
             of_ranks = everyones.view(group.size(), *mine.shape)[:, k]

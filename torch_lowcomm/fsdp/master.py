@@ -1,7 +1,5 @@
 """The quantized master copy: QSDP's Eq. 2, x_{t+1} = Q_w(x_t - lr·Q_g(g)) (arXiv 2302.02390)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -10,20 +10,16 @@ kernels that could run meanwhile.
 Neither changes a bit of any result.
 """
 
-from __future__ import annotations
-
 import contextlib
-import logging
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.weight_version import WeightVersion
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class _Reduction(NamedTuple):

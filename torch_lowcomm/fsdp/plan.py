@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.mixed import common_unit
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
 from torch_lowcomm.groups import backend_of
 
@@ -46,42 +45,58 @@ def runs_of(
     return runs
 
 
+def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dtype | None:
+    """Returns the dtype as which one flat buffer can be coded that FSDP2 gathers as bytes: parameters have several dtypes.
+
+    It is the dtype of all coded parameters. The bytes of the others are sent as `none` elements of this dtype, so that each of
+    them must be whole elements of it.
+
+    Args:
+        parameters: (parameter, whether it is coded), in the buffer's order.
+
+    Returns:
+        The dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter
+        decides itself what is gathered, or a parameter's bytes are not whole elements.
+    """
+    if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
+        return None
+    coded = {p.gathered_dtype for p, is_coded in parameters if is_coded}
+    if len(coded) != 1:
+        return None
+    (unit,) = coded
+    whole = all(p.shard_numel * p.gathered_dtype.itemsize % unit.itemsize == 0 for p, _ in parameters)
+    return unit if whole else None
+
+
 @dataclass(frozen=True)
 class Choices:
-    """The checked choices of the caller of `quantize`, with canonical codecs."""
+    """The choices of the caller of `quantize`, under its names."""
 
     weights: str
     gradients: str
     exact: Callable[[str, nn.Parameter], bool] | None
     master: str
-    learn_at: tuple[int, ...]
+    learn_at: Sequence[int] | None
 
-    @classmethod
-    def checked(
-        cls,
-        weights: str,
-        gradients: str,
-        exact: Callable[[str, nn.Parameter], bool] | None,
-        master: str,
-        learn_at: Sequence[int] | None,
-    ) -> Choices:
-        """Checks the choices.
+    def checked(self) -> Choices:
+        """Returns the choices with canonical codecs and the steps at which levels are learned.
 
         Raises:
             ValueError: A codec, `master` or `learn_at` is wrong.
             TypeError: `exact` is not a function.
         """
-        if exact is not None and not callable(exact):
+        if self.exact is not None and not callable(self.exact):
             raise TypeError(
                 "fsdp.quantize: exact: expected a function of (name, parameter), for example "
-                f"`lambda name, _: name in names`, got {type(exact).__name__}"
+                f"`lambda name, _: name in names`, got {type(self.exact).__name__}"
             )
-        if master not in ("fp32", "quantized"):
-            raise ValueError(f"fsdp.quantize: master: expected 'fp32' or 'quantized', got {master!r}")
-        weights, gradients = codec(weights).spec, codec(gradients).spec
-        if master == "quantized" and weights == "none":
+        if self.master not in ("fp32", "quantized"):
+            raise ValueError(f"fsdp.quantize: master: expected 'fp32' or 'quantized', got {self.master!r}")
+        weights, gradients = codec(self.weights).spec, codec(self.gradients).spec
+        if self.master == "quantized" and weights == "none":
             raise ValueError("fsdp.quantize: master='quantized': expected a codec for the weights, got 'none'")
-        return cls(weights, gradients, exact, master, learning_steps(learn_at, (weights, gradients)))
+        steps = learning_steps(self.learn_at, (weights, gradients))
+        return replace(self, weights=weights, gradients=gradients, learn_at=steps)
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,8 @@ class Plan:
             _expect_own_master(g)
             written = [(i, run.first, run.count) for i, run in enumerate(runs) if run.codec != "none"]
             master = QuantizedMaster(g.live_shards, written)
-        reduced = Levels(runs_of(trained, chosen.gradients), chosen.learn_at)
-        return cls(g, coded, Levels(runs, chosen.learn_at), reduced, master, unit)
+        reduced = Levels(runs_of(trained, chosen.gradients), chosen.learn_at or ())
+        return cls(g, coded, Levels(runs, chosen.learn_at or ()), reduced, master, unit)
 
     def install(
         self, deferred: DeferredReductions | None, levels: HostComms | None

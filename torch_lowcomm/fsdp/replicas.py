@@ -1,17 +1,13 @@
 """HSDP: FSDP2 itself issues the all_reduce between replicas; the policy of their groups codes it."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Iterable
 
 import torch.distributed as dist
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of, set_policy
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class Replicas:

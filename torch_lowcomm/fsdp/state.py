@@ -1,7 +1,5 @@
 """The part of a quantized FSDP2 model's checkpoint that FSDP2 does not have: counts of random draws, learned levels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch_lowcomm._copies import NotCopied

@@ -1,17 +1,13 @@
 """Tells which machines at a store still show a sign of life."""
 
-from __future__ import annotations
-
 import contextlib
-import logging
 import math
 import secrets
 import threading
 import time
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership.patient_store import PatientStore
-
-logger = logging.getLogger("torch_lowcomm")
 
 _LEFT = "left"  # in the place of a machine's count, once it has left
 _STEPS = " steps "  # between its count and that of its steps

@@ -1,46 +1,25 @@
 """Membership: groups of the machines that are alive, one after another, over a c10d store."""
 
-from __future__ import annotations
-
 import atexit
-import dataclasses
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._create import make_gloo, make_nccl, without_nccl
-from torch_lowcomm.membership.agreement import expect_equal
+from torch_lowcomm._create import without_nccl
+from torch_lowcomm._log import logger
+from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
+from torch_lowcomm.membership.machine_group import Connector, MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
 from torch_lowcomm.membership.site import Site
 
-logger = logging.getLogger("torch_lowcomm")
-
 _ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine dies meanwhile, or stands still
-
-
-@dataclasses.dataclass(frozen=True)
-class MachineGroup:
-    """A group of machines or sites.
-
-    Attributes:
-        number: Number of the group, counted at the store; each group has separate keys.
-        machines: Ids of the machines or sites, by rank.
-        rank: Rank of this machine or site.
-        backends: The group's lowcomm backends, one for each stripe that this process asked for. They are no c10d process
-            groups: only optimizers of this package use them.
-    """
-
-    number: int
-    machines: tuple[str, ...]
-    rank: int
-    backends: tuple[_C.LowcommBackend, ...]
 
 
 class Membership(NotCopied):
@@ -116,28 +95,21 @@ class Membership(NotCopied):
         ids = self._site.all_gather(machine_id)
         if len(set(ids)) > 1:
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
-        self._groups = PrefixStore("lowcomm/groups", store)
-        self._id, self._min_machines, self._patience_s, self._timeout = machine_id, min_machines, patience_s, timeout
-        self._options = without_nccl(options)
+        self._id, self._timeout_s = machine_id, timeout.total_seconds()
+        groups = PrefixStore("lowcomm/groups", store)
+        self._connector = Connector(groups, machine_id, self._site, without_nccl(options), timeout)
         self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
-        self._site.told(lambda: self._lead(store, lost_after_s))
+        self._site.told(lambda: self._lead(store, lost_after_s, min_machines=min_machines, patience_s=patience_s))
         # A thread that returns from the store or a peer after the interpreter is gone would abort the process.
         atexit.register(self._end)
 
-    def _lead(self, store: Store, lost_after_s: float) -> None:
+    def _lead(self, store: Store, lost_after_s: float, **of_rounds: Any) -> None:
         """Begins what the first rank of a site does for the others: it asks the store, and shows signs of life."""
-        self._store = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
-        beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
+        self._store = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout_s)
+        beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout_s)
         self._beat = Heartbeat(beats, self._id, lost_after_s=lost_after_s)
-        self._rounds = Rounds(
-            self._store,
-            self._id,
-            self._beat,
-            min_machines=self._min_machines,
-            patience_s=self._patience_s,
-            timeout_s=self._timeout.total_seconds(),
-        )
+        self._rounds = Rounds(self._store, self._id, self._beat, timeout_s=self._timeout_s, **of_rounds)
 
     @property
     def machine_id(self) -> str:
@@ -155,7 +127,7 @@ class Membership(NotCopied):
         Raises:
             ConnectionError: The store is lost.
         """
-        return set(self._site.told(lambda: sorted(self._leader().alive())))
+        return set(self._site.told(lambda: sorted(self._beat.alive())))
 
     def agree(self, what: str, text: str) -> None:
         """Compares a description of what all machines must run equally; the first machine's description counts.
@@ -231,12 +203,15 @@ class Membership(NotCopied):
         self._abort()
         with self._ending_on(DistBackendError, ConnectionError):
             for _ in range(_ATTEMPTS):
-                number, machines = self._enter()
+                # For as long as the time-out at once: the site's other ranks wait for the first one for twice as long.
+                while (entered := self._site.told(lambda: self._rounds.enter(self._timeout_s))) is None:
+                    pass
+                number, machines = entered
                 if absent := self._site.told(lambda: self._rounds.agree_to_connect(number, machines)):  # noqa: B023
                     failed = f"{absent} that do not connect"
                     continue
                 try:
-                    formed = self._connected(number, machines, stripes)
+                    formed = self._connector.connect(number, machines, stripes)
                 except DistBackendError as error:  # somebody left between its word and connecting
                     failed = str(error)
                     logger.warning("membership: group %d did not connect, forming another: %s", number, error)
@@ -262,12 +237,6 @@ class Membership(NotCopied):
             self._end()
             raise
 
-    def _enter(self) -> tuple[int, list[str]]:
-        wait_s = self._timeout.total_seconds()  # the site's other ranks wait for the first one for twice as long
-        while (entered := self._site.told(lambda: self._rounds.enter(wait_s))) is None:
-            pass
-        return entered
-
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.
 
@@ -276,8 +245,8 @@ class Membership(NotCopied):
         atexit.unregister(self._end)
         if self._beat is not None:
             self._beat.stop()
-        for backend in self._formed.backends if self._formed is not None else ():
-            backend.shutdown()
+        if self._formed is not None:
+            self._formed.shutdown()
 
     def _end(self) -> None:
         """Ends the group at the end of a process that has not called leave()."""
@@ -286,39 +255,5 @@ class Membership(NotCopied):
         self._abort()
 
     def _abort(self) -> None:
-        for backend in self._formed.backends if self._formed is not None else ():
-            backend.abort()
-
-    def _leader(self) -> Heartbeat:
-        assert self._beat is not None
-        return self._beat
-
-    def _connected(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
-        """Connects this process's stripes; if a rank of the site cannot, none has."""
-        rank = list(machines).index(self._id)
-        backends: list[_C.LowcommBackend] = []
-        failed = None
-        try:
-            for stripe in stripes:
-                backends.append(
-                    _C.create_backend(
-                        PrefixStore(f"{number}/{stripe}", self._groups),
-                        rank,
-                        len(machines),
-                        self._options,
-                        self._timeout,
-                        f"lowcomm-members-{number}-{stripe}",
-                        list(range(len(machines))),
-                        make_gloo,
-                        make_nccl,
-                    )
-                )
-        except Exception as error:  # whatever it is, the other ranks wait for this one's word
-            failed = error
-        try:
-            self._site.agree(failed)
-        except DistBackendError:
-            for backend in backends:
-                backend.abort()
-            raise
-        return MachineGroup(number, tuple(machines), rank, tuple(backends))
+        if self._formed is not None:
+            self._formed.abort()

@@ -1,7 +1,5 @@
 """A store client with a deadline for every call; torch's clients wait for as long as the connection looks alive."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Rounds as a store has them: the machines that have entered one, those it was closed with, and which of these connect."""
 
-from __future__ import annotations
-
 import json
 
 from torch_lowcomm.membership.patient_store import PatientStore

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import time
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.round_store import RoundStore
-
-logger = logging.getLogger("torch_lowcomm")
 
 _POLL_S = 0.05  # at first
 

@@ -1,7 +1,5 @@
 """The processes of one site: the first talks to the store, and the others hear from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_lowcomm import _C
-from torch_lowcomm.pipeline.cache import Cache, Slot
+from torch_lowcomm._log import logger
+from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.comparison import compare
 from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
+from torch_lowcomm.pipeline.slots import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
-
-logger = logging.getLogger("torch_lowcomm")
 
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
 # order than activations.
@@ -173,8 +172,8 @@ class Boundary:
                     f"{tuple(tensor.shape)}"
                 )
             channels = tensor.shape[-1] if tensor.dim() > 1 else 1
-            unit = unit_of(self._cache.codec, tensor.shape, self._unit, activations=True)
-            memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
+            unit = unit_of(self._cache.slots.codec, tensor.shape, self._unit, activations=True)
+            memory = self._cache.slots.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
         last = tensor.shape[-1] if tensor.dim() else 1
         answer = self._answer(place)
         overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
@@ -252,13 +251,13 @@ class Boundary:
             ValueError: The sides were made differently, or one of them has a cache and the other has none; on both.
         """
         cache = self._cache
-        rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(self.slot, sends)
+        rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.slots.rows(self.slot, sends)
         said = {**said, "cache": "none" if cache is None else cache.options}
         others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
         if cache is None:
             return
-        cache.keep_equal(self.slot, sends, others)
-        for why, samples in cache.newly_forgotten(self.slot, sends).items():
+        cache.slots.keep_equal(self.slot, sends, others)
+        for why, samples in cache.slots.newly_forgotten(self.slot, sends).items():
             self._backend.count_forgotten(
                 f"{'send' if sends else 'recv'} {_way(self.number, gradients=False)}", why, samples
             )

@@ -1,17 +1,18 @@
 """The interface by which a stage's module decides what travels across its boundaries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+
+from torch_lowcomm._ddp_around import without_ddp
 
 
-class BoundaryModule(Protocol):
+class BoundaryModule:
     """A module whose stage asks it how its messages travel, as those of `lc.subspace.cut` are asked.
+
+    A module that has all these attributes implements it; with its own values it is what a stage knows of any other module.
 
     Attributes:
         message_codec: The codec of activations and gradients where `Stage` is given none; None: exact.
@@ -20,16 +21,10 @@ class BoundaryModule(Protocol):
         message_context_names: The names of the numbers that `message_context` returns, in order; empty: none travel.
     """
 
-    message_finite: bool
-    message_context_names: tuple[str, ...]
-
-    @property
-    def message_codec(self) -> str | None:
-        """See above."""
-
-    @property
-    def message_options(self) -> Mapping[str, str]:
-        """See above."""
+    message_codec: str | None = None
+    message_finite: bool = False
+    message_options: Mapping[str, str] = {}
+    message_context_names: tuple[str, ...] = ()
 
     def message_context(self, *args: Any, **kwargs: Any) -> Mapping[str, int]:
         """Numbers of a micro-batch that the next stage must come to as well; they travel with its activations.
@@ -38,22 +33,10 @@ class BoundaryModule(Protocol):
             *args: The micro-batch's inputs, on the first stage.
             **kwargs: Its keywords.
         """
-
-
-class PlainModule:
-    """The interface of a module that does not have it."""
-
-    message_finite = False
-    message_context_names: tuple[str, ...] = ()
-    message_codec: str | None = None
-    message_options: Mapping[str, str] = {}
-
-    def message_context(self, *_: Any, **__: Any) -> Mapping[str, int]:
-        """Returns no numbers."""
         return {}
 
 
-NAMES = tuple(name for name in vars(PlainModule) if name.startswith("message_"))
+NAMES = tuple(name for name in vars(BoundaryModule) if name.startswith("message_"))
 _ABSENT = object()
 
 
@@ -68,21 +51,16 @@ def _has(module: torch.nn.Module, name: str) -> bool:
     return any(isinstance(inner, torch.nn.Module) and _has(inner, name) for inner in wrapped)
 
 
-def unwrapped(module: torch.nn.Module) -> Any:
-    """The module of a stage without torch's DDP around it."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
 def boundary_module(submodule: torch.nn.Module) -> BoundaryModule:
     """The interface of a stage's module.
 
     Raises:
         TypeError: The module has a part of the interface.
     """
-    module = unwrapped(submodule)
+    module = without_ddp(submodule)
     missing = [name for name in NAMES if not _has(module, name)]
     if len(missing) == len(NAMES):
-        return cast("BoundaryModule", PlainModule())
+        return BoundaryModule()
     if missing:
         raise TypeError(
             f"{type(module).__name__}: expected all of lc.pipeline.BoundaryModule, got a module without {', '.join(missing)}"

@@ -1,10 +1,7 @@
 """The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
-import contextlib
 import logging
 import os
-import tempfile
-import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +14,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.moves import move_slots
 from torch_lowcomm.pipeline.numbers import list_of
-from torch_lowcomm.pipeline.slot import Slot
+from torch_lowcomm.pipeline.slots import Slot, Slots
 
 _log = logging.getLogger(__name__)
 
@@ -76,25 +73,9 @@ class Cache(NotCopied):
             _C.Codec(overflow)
         if state and folder is not None:
             raise ValueError("state: expected False with a folder, whose files are found again by themselves, got True")
-        self._store, self._run, self._state = store, run, state
-        self._max_bytes, self._overflow = max_bytes, overflow
-        self._folder = None if folder is None else Path(folder)
-        self._memories: dict[Slot, _C.SampleMemory] = {}
-        self._shapes: dict[Slot, tuple[int, int]] = {}  # last dimension and unit, for the store's codec
-        self._told: dict[tuple[Slot, str], int] = {}  # by newly_forgotten()
+        self._store, self._state, self._max_bytes, self._overflow = store, state, max_bytes, overflow
+        self.slots = Slots(store, None if folder is None else Path(folder), run, max_bytes)
         self.loads = 0  # states taken over and moves; schedules compare again after one
-        if self._folder is not None:
-            self._at_end = weakref.finalize(
-                self, _flush, self._memories, os.getpid()
-            )  # a process that ends writes what waits
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._folder):
-                pass  # a folder that nobody can write to is found now, not in the first step
-            # At once: the first step compares what both sides remember.
-            for path in sorted(
-                path for path in self._folder.glob("*.slots") if path.stat().st_size
-            ):  # 0: killed making it
-                self.memory(Slot.parse(path.stem), *_C.slot_file_shape(str(path)))
 
     @property
     def options(self) -> str:
@@ -102,53 +83,9 @@ class Cache(NotCopied):
         return f"store={self._store}, max_bytes={self._max_bytes}, overflow={self._overflow}"
 
     @property
-    def codec(self) -> str:
-        """The codec of slots; "" where they are of a float type."""
-        return "" if self._store in ("fp32", "fp16", "bf16") else self._store
-
-    @property
     def bytes(self) -> int:
         """Bytes of all slots."""
-        return sum(memory.bytes for memory in self._memories.values())
-
-    def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
-        """The memory of one tensor of one boundary, made where there is none.
-
-        Args:
-            slot: The tensor, boundary and side.
-            elements: Of the tensor, for one sample.
-            channels: Its last dimension.
-            unit: Elements that the store codes without regard to the others; 0: all together.
-
-        Raises:
-            ValueError: There is one of another size or unit, or the store's codec does not take such a tensor.
-        """
-        memory, where = self._memories.get(slot), "" if self._folder is None else f" (in {self._folder})"
-        if memory is None:
-            file = "" if self._folder is None else str(self._folder / f"{slot}.slots")
-            memory = self._memories[slot] = _C.SampleMemory(
-                elements,
-                channels,
-                self._store,
-                unit=unit,
-                file=file,
-                place=str(slot),
-                run=self._run,
-                max_bytes=self._max_bytes,
-            )
-            self._shapes[slot] = channels, unit
-        elif memory.elements != elements:
-            raise ValueError(
-                f"cache: boundary {slot}: expected {memory.elements} elements a sample, as it has{where}, got {elements}"
-            )
-        elif self._shapes[slot] != (channels, unit) and memory.format != _C.slot_format(
-            elements, channels, self._store, unit
-        ):
-            raise ValueError(
-                f"cache: boundary {slot}: expected slots in {memory.format}, as it has{where}, got "
-                f"{_C.slot_format(elements, channels, self._store, unit)}: begin with an empty cache"
-            )
-        return memory
+        return sum(memory.bytes for _, memory, _ in self.slots.all())
 
     def overflow_codec(self, forward: str) -> str | None:
         """The codec of samples without room at a stage with this forward codec, "" if exact; None where they are refused."""
@@ -164,7 +101,7 @@ class Cache(NotCopied):
         """
         if self._overflow != "error" or self._max_bytes is None:
             return
-        for slot, memory in sorted(self._memories.items()):
+        for slot, memory, _ in self.slots.all():
             room = self._max_bytes // memory.slot_bytes - memory.bytes // memory.slot_bytes
             unseen = sum(memory.version(sample) == 0 for sample in samples)
             if unseen > room:
@@ -185,7 +122,7 @@ class Cache(NotCopied):
         """
         names = ("seen", "first", "overflow", "read_ahead", "read_late")
         total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, **dict.fromkeys(names, 0), "forgotten": {}}
-        for memory in self._memories.values():
+        for _, memory, _ in self.slots.all():
             counts = memory.counts
             total["slots"] += memory.bytes // memory.slot_bytes
             for name in names:
@@ -205,7 +142,7 @@ class Cache(NotCopied):
             samples: Their numbers; those without a slot are left out.
         """
         numbers = list_of(samples)
-        for memory in self._memories.values():
+        for _, memory, _ in self.slots.all():
             memory.read_ahead(numbers)
 
     def flush(self) -> None:
@@ -214,16 +151,14 @@ class Cache(NotCopied):
         Raises:
             OSError: A slot could not be written.
         """
-        for memory in self._memories.values():
-            memory.flush()
+        for error in self.slots.each(_C.SampleMemory.flush):
+            raise error
 
     def recover(self) -> None:
         """Waits for the writes of a step that failed. Slots that cannot be written are forgotten and counted in stats(), and
         none of these writes is an error of the next step.
         """
-        for memory in self._memories.values():
-            with contextlib.suppress(OSError):
-                memory.flush()
+        self.slots.each(_C.SampleMemory.flush)
 
     def close(self) -> None:
         """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used. Idempotent.
@@ -231,20 +166,7 @@ class Cache(NotCopied):
         Raises:
             OSError: A slot could not be written.
         """
-        if self._folder is not None:
-            self._at_end.detach()
-        failed: list[OSError] = []
-        for memory in self._memories.values():
-            try:
-                memory.close()
-            except OSError as error:  # the other files are let go first
-                failed.append(error)
-        if failed:
-            raise failed[0]
-
-    def memories(self) -> list[tuple[Slot, _C.SampleMemory, tuple[int, int]]]:
-        """Each tensor of each boundary, with its memory, and its last dimension and unit."""
-        return [(slot, memory, self._shapes[slot]) for slot, memory in sorted(self._memories.items())]
+        self.slots.close()
 
     def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
@@ -271,45 +193,9 @@ class Cache(NotCopied):
                 f"owners: expected -1 or a rank of 0...{ranks - 1}, got {int(owners.min())} to {int(owners.max())}"
             )
         try:
-            return move_slots(self, owners, group)
+            return move_slots(self.slots, owners, group)
         finally:
             self.loads += 1  # what has moved before an error is to be compared too
-
-    def rows(self, boundary: int, sends: bool) -> torch.Tensor:
-        """The slots of a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
-        rows = [
-            (slot.position, *row)
-            for slot, memory in sorted(self._memories.items())
-            if slot.boundary == boundary and slot.sends == sends
-            for row in memory.table()
-        ]
-        return torch.tensor(rows, dtype=torch.int64).view(-1, 4)
-
-    def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> int:
-        """Forgets at a boundary each sample that the other side, whose rows() are given, does not have with the same bits.
-
-        Returns:
-            How many it forgot.
-        """
-        equal = set(map(tuple, theirs.tolist()))
-        forgotten = 0
-        for position, sample, version, digest in self.rows(boundary, sends).tolist():
-            if (position, sample, version, digest) not in equal:
-                self._memories[Slot(boundary, position, sends)].forget(sample, "differs")
-                forgotten += 1
-        return forgotten
-
-    def newly_forgotten(self, boundary: int, sends: bool) -> dict[str, int]:
-        """How many slots of a boundary were forgotten since the last call, by reason; `lc.stats()` has these figures."""
-        new: dict[str, int] = {}
-        for slot, memory in self._memories.items():
-            if slot.boundary != boundary or slot.sends != sends:
-                continue
-            for why, slots in memory.counts["forgotten"].items():
-                if more := slots - self._told.get((slot, why), 0):
-                    new[why] = new.get(why, 0) + more
-                self._told[slot, why] = slots
-        return new
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this rank, under one key with the rank's number.
@@ -319,20 +205,20 @@ class Cache(NotCopied):
         have different slots, and as many of them as they like.
         """
         digest, entries = 0, {}
-        for slot, memory in sorted(self._memories.items()):
+        for slot, memory, shape in self.slots.all():
             table = memory.table()
             digest = zlib.crc32(repr((str(slot), table)).encode(), digest)
             if self._state:
                 entries[str(slot)] = {
                     "elements": memory.elements,
-                    "shape": self._shapes[slot],
+                    "shape": shape,
                     "samples": torch.tensor([sample for sample, _, _ in table], dtype=torch.int64),
                     "versions": torch.tensor([version for _, version, _ in table], dtype=torch.int64),
                     "slots": torch.stack([memory.read(sample) for sample, _, _ in table]) if table else torch.empty(0),
                 }
         # A tuple is one value to torch.distributed.checkpoint, of any content: tensors would have to have the sizes of a cache
         # that is empty when it is loaded.
-        return {_rank_key(): (self._store, str(self._folder or ""), digest, entries)}
+        return {_rank_key(): (self._store, str(self.slots.folder or ""), digest, entries)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the slots of a state in place of those remembered; on all ranks or on none.
@@ -359,22 +245,15 @@ class Cache(NotCopied):
             if mine != digest:
                 _log.info("cache: the slots in %s are not those of the checkpoint; both sides will compare", folder)
             return
-        for memory in self._memories.values():  # which channels hold
+        for _, memory, _ in self.slots.all():  # which channels hold
             for sample, _, _ in memory.table():
                 memory.forget(sample)
         for name, entry in entries.items():
-            memory = self.memory(Slot.parse(name), int(entry["elements"]), *map(int, entry["shape"]))
+            memory = self.slots.memory(Slot.parse(name), int(entry["elements"]), *map(int, entry["shape"]))
             for sample, version, slot in zip(
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):
                 memory.restore(sample, version, slot.contiguous())
-
-
-def _flush(memories: dict[Slot, _C.SampleMemory], process: int) -> None:
-    if os.getpid() != process:  # a fork
-        return
-    for memory in memories.values():
-        memory.flush()
 
 
 def _rank_key() -> str:

@@ -1,7 +1,5 @@
 """Two sides of a boundary compare how they were made, and what they remember, before anything else crosses it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Numbers that two stages must have equal in each micro-batch: they travel with its activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import (
-    CHUNKS,
-    EDGES,
-    FIRST_EDGE,
-    TENSORS,
-    Boundary,
-    Message,
-    Place,
-    Receive,
-    wait_for,
-)
+from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary, Place
 from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.edge_messages import EdgeMessages, Received, ZeroOfSent
 from torch_lowcomm.pipeline.numbers import list_of
 
 Samples = torch.Tensor | Iterable[int] | None
@@ -99,8 +88,9 @@ class Edge(NotCopied):
         self._side = Boundary(
             backend_of(group), peer, number, first=first_visit or "", cache=cache, unit=unit, slot=slot
         )
+        self._messages = EdgeMessages(self._side, self._name, self._backward)
         self._first_rank = dist.get_rank(group) < peer
-        self._begin()
+        self._compared: int | None = None  # the cache's loads then
 
     @classmethod
     def of(cls, peer: int, channel: int = 0, *, group: dist.ProcessGroup | None = None, **options: Any) -> Edge:
@@ -145,20 +135,22 @@ class Edge(NotCopied):
         """
         tensors = _tensors(x)
         coded, numbers = self._message(samples)
-        chunk = self._sent % CHUNKS
-        # Its channels are those of the message that many before, which is through unless the other end is as far behind.
-        self._wait(self._sends.pop((False, chunk), []))
-        self._sends[False, chunk] = self._begun(
-            lambda i, tensor: self._side.send(tensor, Place(False, i, chunk), coded, _rows(tensor, numbers)), tensors
+        messages = self._messages
+        chunk = messages.sent % CHUNKS
+        messages.send(
+            False,
+            chunk,
+            lambda i, tensor: self._side.send(tensor, Place(False, i, chunk), coded, _rows(tensor, numbers)),
+            tensors,
         )
-        self._sent += 1
+        messages.sent += 1
         if not torch.is_grad_enabled():
             return torch.zeros(())
-        answers = self._begun(
+        answers = messages.begun(
             lambda i, tensor: self._side.recv(torch.empty_like(tensor).detach(), Place(True, i, chunk), self._backward),
             [tensor if tensor.is_floating_point() else None for tensor in tensors],
         )
-        return _Send.apply(self, chunk, answers, torch.zeros((), requires_grad=True), *tensors)
+        return ZeroOfSent.apply(messages, chunk, answers, torch.zeros((), requires_grad=True), *tensors)
 
     def post(self, like: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> None:
         """Posts a receive ahead, so that its message costs no round trip; recv() without arguments returns the oldest one.
@@ -173,15 +165,16 @@ class Edge(NotCopied):
         """
         tensors = _tensors(like)
         coded, numbers = self._message(samples)
-        chunk = self._posted % CHUNKS
-        receives = self._begun(
+        messages = self._messages
+        chunk = messages.posted % CHUNKS
+        receives = messages.begun(
             lambda i, tensor: self._side.recv(
                 torch.empty_like(tensor).detach(), Place(False, i, chunk), coded, _rows(tensor, numbers)
             ),
             tensors,
         )
-        self._posted += 1
-        self._receives.append((chunk, isinstance(like, torch.Tensor), torch.is_grad_enabled(), receives))
+        messages.posted += 1
+        messages.receives.append((chunk, isinstance(like, torch.Tensor), torch.is_grad_enabled(), receives))
 
     def recv(self, like: torch.Tensor | Sequence[torch.Tensor] | None = None, *, samples: Samples = None) -> Any:
         """Waits for the next message.
@@ -198,18 +191,19 @@ class Edge(NotCopied):
             ValueError: As send(), or there are posted receives and `like`, or neither.
             torch.distributed.DistBackendError: As send().
         """
-        if (like is None) != bool(self._receives):
+        receives = self._messages.receives
+        if (like is None) != bool(receives):
             raise ValueError(
-                f"{self._name}: expected recv() without arguments for the {len(self._receives)} posted receives, or none "
+                f"{self._name}: expected recv() without arguments for the {len(receives)} posted receives, or none "
                 f"posted and `like`, got {'none' if like is None else 'like'}"
             )
         if like is not None:
             self.post(like, samples=samples)
-        chunk, single, gradients, receives = self._receives.popleft()
-        self._wait(receives)
-        tensors = [receive.tensor for receive in receives]
+        chunk, single, gradients, oldest = receives.popleft()
+        self._messages.wait(oldest)
+        tensors = [receive.tensor for receive in oldest]
         if gradients:
-            tensors = _Recv.apply(self, chunk, torch.zeros((), requires_grad=True), *tensors)
+            tensors = Received.apply(self._messages, chunk, torch.zeros((), requires_grad=True), *tensors)
         return tensors[0] if single else tuple(tensors)
 
     def finish(self) -> None:
@@ -219,14 +213,11 @@ class Edge(NotCopied):
             ValueError: A gradient could not be encoded.
             torch.distributed.DistBackendError: As send().
         """
-        sends, self._sends = self._sends, {}
-        for messages in sends.values():
-            self._wait(messages)
+        self._messages.finish()
 
     def fail(self, why: str) -> None:
         """Tells the other end that this one goes no further: both refuse messages from now on, with the first cause."""
-        self._side.withdraw(why)
-        self._begin()
+        self._messages.fail(why)
 
     @property
     def failed(self) -> str:
@@ -239,18 +230,12 @@ class Edge(NotCopied):
         Raises:
             torch.distributed.DistBackendError: The peer or the network failed, or the group has ended.
         """
-        self._begin()
+        self._messages.begin()
+        self._compared = None
         self._side.resume()
         if self._cache is not None:
             self._cache.recover()
         self._compare()
-
-    def _begin(self) -> None:
-        """No message has been sent or posted."""
-        self._sent = self._posted = 0
-        self._sends: dict[tuple[bool, int], Sequence[Message]] = {}  # (whether of gradients, chunk)
-        self._receives: deque[tuple[int, bool, bool, Sequence[Receive]]] = deque()
-        self._compared: int | None = None  # the cache's loads then
 
     def _compare(self) -> None:
         """Both ends forget samples that they remember differently; the same way first on both."""
@@ -276,79 +261,6 @@ class Edge(NotCopied):
         ):  # of one that is, the message tells the cause
             self._compare()
         return self._forward, list_of(samples)
-
-    def _begun(self, begin: Callable[[int, torch.Tensor], Any], tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-        """What `begin` makes of each tensor and its place; None of None. A mistake in the first leaves the edge as it is."""
-        messages: list[Any] = []
-        try:
-            for i, tensor in enumerate(tensors):
-                messages.append(None if tensor is None else begin(i, tensor))
-        except Exception as error:
-            if messages or isinstance(error, RuntimeError):
-                self.fail(str(error))
-            raise
-        for message in messages:
-            if isinstance(message, _C.ChannelMessage) and message.spoilt:
-                self._wait([message])  # told now
-        return messages
-
-    def _wait(self, messages: Sequence[Message]) -> None:
-        try:
-            for message in messages:
-                wait_for(message, self._name)
-        except Exception as error:
-            self.fail(str(error))
-            raise
-
-    def take_gradients(self, chunk: int, answers: list[Receive | None]) -> list[torch.Tensor | None]:
-        """Waits for the gradients that answer a send; autograd calls this."""
-        # No gradient answers what was refused: that is told now, not at the deadline.
-        self._wait(self._sends.pop((False, chunk), []))
-        self._wait([answer for answer in answers if answer is not None])
-        return [None if answer is None else answer.tensor for answer in answers]
-
-    def give_gradients(self, chunk: int, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Sends the gradients of a receive; autograd calls this."""
-        self._wait(self._sends.pop((True, chunk), []))
-        sent = self._begun(
-            lambda i, gradient: self._side.send(gradient, Place(True, i, chunk), self._backward), gradients
-        )
-        self._sends[True, chunk] = [message for message in sent if message is not None]
-
-
-class _Send(torch.autograd.Function):
-    """A zero whose backward receives the gradients of what was sent."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, edge: Edge, chunk: int, answers: list[Receive | None], anchor: torch.Tensor, *x: torch.Tensor
-    ) -> Any:
-        ctx.edge, ctx.chunk, ctx.answers = edge, chunk, answers
-        return anchor.clone()  # needs a gradient whether or not x does: both ends send what both expect
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: torch.Tensor) -> Any:
-        return (None, None, None, None, *ctx.edge.take_gradients(ctx.chunk, ctx.answers))
-
-
-class _Recv(torch.autograd.Function):
-    """What was received, whose backward sends its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, edge: Edge, chunk: int, anchor: torch.Tensor, *y: torch.Tensor) -> Any:
-        ctx.edge, ctx.chunk = edge, chunk
-        ctx.floats = [tensor.is_floating_point() for tensor in y]
-        ctx.mark_dirty(*y)  # they are returned as they are
-        ctx.mark_non_differentiable(*(tensor for tensor in y if not tensor.is_floating_point()))
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        sent = [gradient if floats else None for gradient, floats in zip(gradients, ctx.floats, strict=True)]
-        ctx.edge.give_gradients(ctx.chunk, sent)
-        return (None, None, None, *(None for _ in gradients))
 
 
 def slot_of(peer: int, channel: int) -> int:

@@ -1,26 +1,16 @@
 """Slots that go with their samples to another replica of a pipeline."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import exact
-from torch_lowcomm.pipeline.slot import Slot
+from torch_lowcomm.pipeline.slots import Slot, Slots
 
 _ROUND_BYTES = 16 << 20  # that a rank sends in a round
-
-
-class Memories(Protocol):
-    """Where slots are kept: `lc.pipeline.Cache`."""
-
-    def memories(self) -> list[tuple[Slot, _C.SampleMemory, tuple[int, int]]]:
-        """Each tensor of each boundary, with its memory, and its last dimension and unit."""
-
-    def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
-        """The memory of one tensor of one boundary, made where there is none."""
 
 
 class _Row(NamedTuple):
@@ -36,14 +26,14 @@ class _Row(NamedTuple):
     version: int
 
 
-def move_slots(cache: Memories, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
+def move_slots(slots: Slots, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
     """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it.
 
     Slots go in rounds. A rank lets go of a round's slots once they have arrived, and takes those that it gets unless it has one
     of as many updates, or has no room.
 
     Args:
-        cache: This rank's slots.
+        slots: This rank's.
         owners: int64 [samples], the rank in `group` that is to have each sample; -1: it stays where it is.
         group: The ranks of the stage, one a replica.
 
@@ -51,27 +41,27 @@ def move_slots(cache: Memories, owners: torch.Tensor, group: dist.ProcessGroup) 
         How many slots this rank gave, and how many it took.
     """
     ranks = dist.get_world_size(group)
-    mine = list(_rounds(cache, owners, dist.get_rank(group), ranks))
+    mine = list(_rounds(slots, owners, dist.get_rank(group), ranks))
     given = taken = 0
     with exact():
         rounds = torch.tensor([len(mine)])
         dist.all_reduce(rounds, dist.ReduceOp.MAX, group=group)
         for number in range(int(rounds)):
             rows = mine[number] if number < len(mine) else [[] for _ in range(ranks)]
-            got, slots = _exchange(cache, rows, group)
+            got, payloads = _exchange(slots, rows, group)
             for row in (row for to in rows for row in to):
-                _memory(cache, row).forget(row.sample)
+                _memory(slots, row).forget(row.sample)
                 given += 1
-            for row, slot in zip(got, slots, strict=True):
-                taken += _take(_memory(cache, row), row, slot)
+            for row, payload in zip(got, payloads, strict=True):
+                taken += _take(_memory(slots, row), row, payload)
     return given, taken
 
 
-def _rounds(cache: Memories, owners: torch.Tensor, me: int, ranks: int) -> Iterator[list[list[_Row]]]:
+def _rounds(slots: Slots, owners: torch.Tensor, me: int, ranks: int) -> Iterator[list[list[_Row]]]:
     """Rows of the slots to give, by round and rank."""
     rows: list[list[_Row]] = [[] for _ in range(ranks)]
     total = 0
-    for slot, memory, shape in cache.memories():
+    for slot, memory, shape in slots.all():
         for sample, version, _ in memory.table():
             owner = int(owners[sample]) if sample < len(owners) else -1
             if owner in (-1, me):
@@ -85,9 +75,7 @@ def _rounds(cache: Memories, owners: torch.Tensor, me: int, ranks: int) -> Itera
         yield rows
 
 
-def _exchange(
-    cache: Memories, rows: list[list[_Row]], group: dist.ProcessGroup
-) -> tuple[list[_Row], list[torch.Tensor]]:
+def _exchange(slots: Slots, rows: list[list[_Row]], group: dist.ProcessGroup) -> tuple[list[_Row], list[torch.Tensor]]:
     """Gives each rank its rows and their slots; returns those for this one."""
     counts = torch.tensor([len(to) for to in rows])
     counts_of = torch.empty_like(counts)
@@ -97,12 +85,12 @@ def _exchange(
     dist.all_to_all_single(theirs, ours, counts_of.tolist(), counts.tolist(), group=group)
     got = [_Row(*row) for row in theirs.tolist()]
 
-    sizes = [_memory(cache, row).slot_bytes for row in got]
+    sizes = [_memory(slots, row).slot_bytes for row in got]
     by_rank = [sum(of) for of in _split(sizes, counts_of.tolist())]
-    slots = [_memory(cache, row).read(row.sample) for to in rows for row in to]
-    given = [sum(_memory(cache, row).slot_bytes for row in to) for to in rows]
+    mine = [_memory(slots, row).read(row.sample) for to in rows for row in to]
+    given = [sum(_memory(slots, row).slot_bytes for row in to) for to in rows]
     payload = torch.empty(sum(sizes), dtype=torch.uint8)
-    dist.all_to_all_single(payload, torch.cat([torch.empty(0, dtype=torch.uint8), *slots]), by_rank, given, group=group)
+    dist.all_to_all_single(payload, torch.cat([torch.empty(0, dtype=torch.uint8), *mine]), by_rank, given, group=group)
     return got, list(payload.split(sizes))
 
 
@@ -113,8 +101,8 @@ def _split(sizes: list[int], counts: list[int]) -> Iterator[list[int]]:
         at += count
 
 
-def _memory(cache: Memories, row: _Row) -> _C.SampleMemory:
-    return cache.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels, row.unit)
+def _memory(slots: Slots, row: _Row) -> _C.SampleMemory:
+    return slots.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels, row.unit)
 
 
 def _take(memory: _C.SampleMemory, row: _Row, slot: torch.Tensor) -> bool:

@@ -1,7 +1,5 @@
 """Channels of numbers that the two sides of a boundary tell each other next to its tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

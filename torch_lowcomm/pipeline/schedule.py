@@ -1,7 +1,5 @@
 """1F1B with more micro-batches under way, for links with a delay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed import pipelining

@@ -1,12 +1,11 @@
 """The shapes that torch's stages tell each other before their first micro-batch, as numbers of a message."""
 
-from __future__ import annotations
-
 import importlib
-import io
 from typing import Any
 
 import torch
+
+from torch_lowcomm._saved import packed, unpacked
 
 MOST = 1 << 20  # bytes; a description of a tensor takes some 1,500
 _MODULES = {
@@ -18,9 +17,7 @@ _MODULES = {
 
 def to_numbers(shapes: Any) -> torch.Tensor:
     """An object of torch's that describes tensors, as int64 [bytes]."""
-    file = io.BytesIO()
-    torch.save(shapes, file)
-    return torch.tensor(list(file.getvalue()), dtype=torch.int64)
+    return torch.tensor(list(packed(shapes)), dtype=torch.int64)
 
 
 def room_for(size: int) -> torch.Tensor:
@@ -42,7 +39,7 @@ def of_numbers(numbers: torch.Tensor) -> Any:
     """
     with torch.serialization.safe_globals(_classes()):
         try:
-            return torch.load(io.BytesIO(bytes(numbers.tolist())), weights_only=True)
+            return unpacked(bytes(numbers.tolist()))
         except Exception as error:
             raise ValueError(f"shapes: expected a description of tensors, got another object: {error}") from None
 

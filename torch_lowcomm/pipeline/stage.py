@@ -4,8 +4,6 @@ It overrides what torch's schedules call, and asks torch's own methods for the t
 tests/torch_names.py lists the names of torch's that it overrides or uses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

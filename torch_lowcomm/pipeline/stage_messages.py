@@ -1,7 +1,5 @@
 """The messages of one stage of a pipeline: posted ahead, sent at once, waited for where their tensors are needed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import weakref

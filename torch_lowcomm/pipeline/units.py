@@ -4,8 +4,6 @@ A decoded element depends on all elements that share its scale or its rotation. 
 model would learn to read them: its training loss would fall below that of exact messages, and the model would be worthless.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

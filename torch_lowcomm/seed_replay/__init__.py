@@ -6,6 +6,17 @@ loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 
 from torch_lowcomm.seed_replay.exchange import Alone, Exchange, ReplayMismatch, StaticExchange, machine_number
 from torch_lowcomm.seed_replay.optimizer import SeedReplay
-from torch_lowcomm.seed_replay.store import StoreExchange
+from torch_lowcomm.seed_replay.options import SeedReplayOptions
+from torch_lowcomm.seed_replay.store import StoreExchange, StoreExchangeOptions
 
-__all__ = ["Alone", "Exchange", "ReplayMismatch", "SeedReplay", "StaticExchange", "StoreExchange", "machine_number"]
+__all__ = [
+    "Alone",
+    "Exchange",
+    "ReplayMismatch",
+    "SeedReplay",
+    "SeedReplayOptions",
+    "StaticExchange",
+    "StoreExchange",
+    "StoreExchangeOptions",
+    "machine_number",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 from torch_lowcomm.seed_replay.raw_reads import RawReads
-
-logger = logging.getLogger("torch_lowcomm")
 
 _LOOK_EVERY = 32  # evaluations; an even number, so that both of a two-sided estimate are alike
 
@@ -29,7 +28,7 @@ class _Weights(dict[str, Any]):
         return self._uses.of(self, super().__getitem__(name))
 
 
-class AtUse:
+class AtUse(Perturbation):
     """Evaluates a model at w + factor·z without a second copy of it (peak memory: one module's weights more).
 
     A module that reads `module.weight` during an evaluation, its own or another's, gets a separate perturbed tensor.
@@ -137,16 +136,6 @@ class AtUse:
     def restore(self) -> None:
         """Lets go of the tensors that were made of the weights, which have moved."""
         self._last = None
-
-    def applied(self, record: bytes) -> None:
-        """Does what `restore` does."""
-        self.restore()
-
-    def take(self) -> None:
-        """Does nothing: the core's weights are the model's."""
-
-    def put_back(self) -> None:
-        """Does nothing: the model's weights were never touched."""
 
     def _install(self) -> None:
         for module, own in self._own:

@@ -1,17 +1,13 @@
 """A folder with a snapshot of the weights and the log since, from which a machine that was killed goes on."""
 
-from __future__ import annotations
-
-import logging
 import re
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.log_file import LogFile
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class KeptLog(Protocol):

@@ -1,7 +1,5 @@
 """How a loss at perturbed weights becomes projected gradients."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -10,18 +8,24 @@ from collections.abc import Callable
 Evaluate = Callable[[int, float, int], float]
 # Says whether another sample, counted from 0, is to be taken.
 More = Callable[[int], bool]
-# Gives (losses, estimates) of an iteration's samples.
-Estimator = Callable[[Evaluate, More], tuple[list[float], list[float]]]
 
 
-class TwoSided:
-    """SPSA: (l(w + εz) − l(w − εz)) / 2ε, two evaluations each (MeZO, definition 1)."""
+class _Estimator:
+    """The base of the estimators. `eps`: ε, how far along a direction the loss is measured."""
 
     def __init__(self, eps: float) -> None:
         self._eps = eps
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
         """Returns (losses, estimates) of this iteration's samples."""
+        raise NotImplementedError
+
+
+class TwoSided(_Estimator):
+    """SPSA: (l(w + εz) − l(w − εz)) / 2ε, two evaluations each (MeZO, definition 1)."""
+
+    def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
+        """See `_Estimator`."""
         losses, estimates = [], []
         while more(len(estimates)):
             sample = len(estimates)
@@ -31,15 +35,12 @@ class TwoSided:
         return losses, estimates
 
 
-class OneSided:
+class OneSided(_Estimator):
     """Batched one-sided estimates whose step is divided by the losses' standard deviation (FZOO, arXiv 2506.09034).
 
     A sample takes one evaluation, and an iteration one more without a perturbation, all of batch 0. The deviation takes the
     place of ε.
     """
-
-    def __init__(self, eps: float) -> None:
-        self._eps = eps
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
         """Returns (losses, estimates) of this iteration's samples."""
@@ -52,11 +53,11 @@ class OneSided:
         return [start], [(loss - start) / deviation if deviation > 0 else loss - loss for loss in losses]
 
 
-class Previous:
+class Previous(_Estimator):
     """(l(w + εz) − the loss before) / ε: one evaluation each. Weights and batch have moved on since the loss before."""
 
     def __init__(self, eps: float) -> None:
-        self._eps = eps
+        super().__init__(eps)
         self.before: float | None = None
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:

@@ -1,11 +1,10 @@
 """How machines come to the record of an iteration: alone, in a static group, or at a store (`store/`)."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import time
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +23,8 @@ class ReplayMismatch(RuntimeError):
     """Machines that applied the same records have different weights: something else has written to them."""
 
 
-class Exchange(Protocol):
-    """The interface between an optimizer and the way in which machines meet.
+class Exchange:
+    """The interface between an optimizer and the way in which machines meet; the base of one without others to wait for.
 
     Attributes:
         machine: This machine's number, below 2^64 and different from all others.
@@ -45,6 +44,7 @@ class Exchange(Protocol):
 
         A machine that the others went on without is brought to their iteration first: `core` has moved then.
         """
+        raise NotImplementedError
 
     def check(self, core: _C.SeedReplay) -> bool:
         """Compares checksums with another machine, and returns whether the weights were replaced.
@@ -52,40 +52,28 @@ class Exchange(Protocol):
         Raises:
             RuntimeError: They differ.
         """
+        return False
 
     def leave(self) -> None:
         """Ends this machine's part. It may be called any number of times."""
 
     def stats(self) -> dict[str, Any]:
         """Counts: `machines` of the last record, `sent_bytes` and `received_bytes` of messages and records, `waited_s`."""
+        return {"machines": 1, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
 
 
-class Alone:
+class Alone(Exchange):
     """One machine."""
 
     def __init__(self, machine: int = 0) -> None:
         self.machine = machine
 
-    def join(self, core: _C.SeedReplay) -> None:
-        """There is nobody to agree with."""
-
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
         """Returns a record of one message."""
         return core.record([message], lr=lr, weight_decay=weight_decay)
 
-    def check(self, core: _C.SeedReplay) -> bool:
-        """There is nobody to compare with."""
-        return False
 
-    def leave(self) -> None:
-        """Nothing to end."""
-
-    def stats(self) -> dict[str, Any]:
-        """As Exchange.stats."""
-        return {"machines": 1, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
-
-
-class StaticExchange(NotCopied):
+class StaticExchange(NotCopied, Exchange):
     """A group whose ranks are the machines: one all_gather an iteration. A rank that fails ends the run; none can come.
 
     Args:
@@ -113,8 +101,7 @@ class StaticExchange(NotCopied):
         all_have = all_gather_json(mine, self._group)
         for name, place in (("options and parameters", 0), ("iteration", 1), ("checksum of the weights", 2)):
             values = [have[place] for have in all_have]
-            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-            if other is not None:
+            if other := _first_other(values):
                 raise ValueError(
                     f"SeedReplay: {name}: expected the same on all ranks, got {show_both(values[0], values[other])} on "
                     f"ranks 0 and {other}"
@@ -137,8 +124,7 @@ class StaticExchange(NotCopied):
         self._waited_s += time.monotonic() - begin
         rows = [row[:length].numpy().tobytes() for row, length in zip(found, lengths, strict=True)]
         steps = [_STEP.unpack_from(row) for row in rows]
-        other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
-        if other is not None:
+        if other := _first_other(steps):
             raise ValueError(
                 f"SeedReplay: iteration {core.iteration}: expected one lr and weight decay on all ranks, got {steps[0]} and "
                 f"{steps[other]} on ranks 0 and {other}"
@@ -148,16 +134,12 @@ class StaticExchange(NotCopied):
     def check(self, core: _C.SeedReplay) -> bool:
         """Compares all ranks' checksums."""
         sums = self._gathered(torch.tensor([core.checksum()])).tolist()
-        other = next((rank for rank, value in enumerate(sums) if value != sums[0]), None)
-        if other is not None:
+        if other := _first_other(sums):
             raise RuntimeError(
                 f"SeedReplay: iteration {core.iteration}: expected equal weights, got CRC-32C {sums[0]:08x} on rank 0 and "
                 f"{sums[other]:08x} on rank {other}"
             )
         return False
-
-    def leave(self) -> None:
-        """Leaves the group as it is: it is the caller's."""
 
     def stats(self) -> dict[str, Any]:
         """As Exchange.stats."""
@@ -176,6 +158,11 @@ class StaticExchange(NotCopied):
         self._sent += (self._size - 1) * mine.nbytes
         self._received += (self._size - 1) * mine.nbytes
         return found
+
+
+def _first_other(values: Sequence[Any]) -> int:
+    """The first place whose value is not that of place 0; 0 where all are equal."""
+    return next((place for place, value in enumerate(values) if value != values[0]), 0)
 
 
 def machine_number(machine_id: int | str) -> int:

@@ -1,16 +1,15 @@
 """The paper's way to perturb: the weights themselves, to and fro; now and then a copy puts them right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
-class InPlace:
+class InPlace(Perturbation):
     """θ + εz, θ − εz, θ: in place, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 2).
 
     All machines keep a copy that no perturbation touches and that takes every update. The weights are set to it every
@@ -49,10 +48,6 @@ class InPlace:
             self._weights.perturb(self._machine, sample, factor)
         self._at = (sample, factor)
         yield
-
-    def complete(self) -> bool:
-        """Returns True: all parameters are perturbed."""
-        return True
 
     def put_back(self) -> None:
         """Takes the last perturbation back, except its roundings."""

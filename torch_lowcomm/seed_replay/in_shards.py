@@ -1,7 +1,5 @@
 """Perturbations of a model that FSDP2 has sharded: each rank perturbs its shards, and FSDP2 gathers them perturbed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -13,7 +11,7 @@ from torch_lowcomm._reshard import reshard
 from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
-class InShards:
+class InShards(Perturbation):
     """Sets this rank's shards to w + factor·z for an evaluation, and back from a copy of them.
 
     Values are those that `AtUse` makes, rounded once, so that a sharded machine measures what an unsharded one does.
@@ -44,24 +42,8 @@ class InShards:
                 for shard, copy in zip(self._shards, copies, strict=True):
                     shard.copy_(copy)
 
-    def complete(self) -> bool:
-        """Returns True: all parameters are perturbed."""
-        return True
 
-    def put_back(self) -> None:
-        """Does nothing: every evaluation puts the shards back."""
-
-    def applied(self, record: bytes) -> None:
-        """Does nothing: the core's weights are the shards."""
-
-    def restore(self) -> None:
-        """Does nothing: the core's weights are the shards."""
-
-    def take(self) -> None:
-        """Does nothing: the core's weights are the shards."""
-
-
-class Resharding:
+class Resharding(Perturbation):
     """A perturbation of shards, around which FSDP2 forgets what it has gathered of them.
 
     Args:

@@ -1,18 +1,14 @@
 """One rank of a machine acts, and the others follow each step of it that concerns the weights."""
 
-from __future__ import annotations
-
 import json
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.exchange import ReplayMismatch
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
-
-logger = logging.getLogger("torch_lowcomm")
 
 # Errors of the first rank that the others raise too, by name; another one becomes a RuntimeError.
 _ERRORS: dict[str, type[Exception]] = {

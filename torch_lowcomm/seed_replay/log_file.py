@@ -1,15 +1,11 @@
 """A log of records in a file, with their checksum beside it: what a crash cut off is dropped, what was damaged is refused."""
 
-from __future__ import annotations
-
-import logging
 import struct
 from pathlib import Path
 
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import bytes_checksum
-
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 _ENTRY = struct.Struct("<QI")  # bytes of the log so far, and their CRC-32C
 
@@ -34,7 +30,9 @@ class LogFile:
             ValueError: Others were written.
         """
         records = self._path.read_bytes() if self._path.exists() else b""
-        entries = [entry for entry in self._entries() if entry[0] <= len(records)]
+        sums = self._sums.read_bytes() if self._sums.exists() else b""
+        whole_entries = _ENTRY.iter_unpack(sums[: len(sums) // _ENTRY.size * _ENTRY.size])
+        entries = [entry for entry in whole_entries if entry[0] <= len(records)]
         if entries and (got := bytes_checksum(records[: entries[-1][0]])) != entries[-1][1]:
             raise ValueError(
                 f"SeedReplay: {self._path}: expected {entries[-1][0]} bytes with CRC-32C {entries[-1][1]:08x}, as they were "
@@ -59,10 +57,6 @@ class LogFile:
         """Deletes both files where they exist."""
         for path in (self._path, self._sums):
             path.unlink(missing_ok=True)
-
-    def _entries(self) -> list[tuple[int, int]]:
-        data = self._sums.read_bytes() if self._sums.exists() else b""
-        return list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,8 +1,5 @@
 """The ranks of one machine: they agree, average their losses, and hear from the first of them."""
 
-from __future__ import annotations
-
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +9,33 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import show_both
 from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
 
-logger = logging.getLogger("torch_lowcomm")
+
+class OneRank:
+    """The rank of a machine that has no other, in the place of `MachineRanks`."""
+
+    ranks: Sequence[int] = ()
+    first = True
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Returns the one value."""
+        return [mine]
+
+    def agree(self, topic: str, make: Callable[[], Any]) -> Any:
+        """Calls `make`: there is no rank to compare with."""
+        return make()
+
+    def mean(self, loss: float, *, at: Sequence[float]) -> float:
+        """Returns the loss."""
+        return loss
+
+    def any(self, mine: bool) -> bool:
+        """Returns the argument."""
+        return mine
 
 
 class MachineRanks:

@@ -1,19 +1,18 @@
 """An iteration's evaluations of a user's loss at perturbed weights, in eval mode and without gradients."""
 
-from __future__ import annotations
-
 import inspect
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_lowcomm.seed_replay.estimators import Estimator
-from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
-from torch_lowcomm.seed_replay.weights import Perturbation
+from torch_lowcomm._modes import evaluating
+from torch_lowcomm.seed_replay.estimators import ESTIMATORS
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.options import SeedReplayOptions
+from torch_lowcomm.seed_replay.perturbation import Perturbation
 
 
 class Measure:
@@ -22,10 +21,9 @@ class Measure:
     Args:
         model: The model, which is in eval mode meanwhile.
         perturbation: Perturbs its weights.
-        estimator: Makes projected gradients of losses.
-        samples: The most samples in an iteration.
-        seconds: Time after which no other sample is begun; one is always taken. None for no limit.
-        ranks: The machine's ranks where it has several: a loss is the mean of theirs.
+        options: The estimator that makes projected gradients of losses; the most samples of an iteration; and the time after
+            which no other sample is begun. One is always taken.
+        ranks: The machine's ranks; a loss is the mean of theirs.
 
     Attributes:
         evaluations: Number of evaluations of the loss so far.
@@ -35,14 +33,12 @@ class Measure:
         self,
         model: nn.Module,
         perturbation: Perturbation,
-        estimator: Estimator,
-        *,
-        samples: int,
-        seconds: float | None,
-        ranks: MachineRanks | None = None,
+        options: SeedReplayOptions,
+        ranks: OneRank | MachineRanks,
     ) -> None:
-        self._model, self._perturbation, self._estimator = model, perturbation, estimator
-        self._samples, self._seconds, self._ranks = samples, seconds, ranks
+        self._model, self._perturbation, self._ranks = model, perturbation, ranks
+        self._samples, self._seconds = options.most_samples, options.seconds
+        self._estimator = ESTIMATORS[options.estimator](options.eps)
         self.evaluations = 0
 
     def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:
@@ -54,8 +50,7 @@ class Measure:
             with self._perturbation.at(sample, factor):
                 torch.clear_autocast_cache()  # which a region around step() keeps: casts of weights as they were before
                 loss = float(loss_of(batch))
-            if self._ranks is not None:
-                loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
+            loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
             return loss if factor == 0 or self._perturbation.complete() else evaluate(sample, factor, batch)
 
         def more(taken: int) -> bool:
@@ -63,10 +58,9 @@ class Measure:
                 return False
             if taken == 0 or self._seconds is None:
                 return True
-            over = time.monotonic() - begin >= self._seconds
-            return not (over if self._ranks is None else self._ranks.any(over))
+            return not self._ranks.any(time.monotonic() - begin >= self._seconds)
 
-        with _evaluating(self._model):
+        with evaluating(self._model), torch.no_grad():
             try:
                 found = self._estimator(evaluate, more)
             except BaseException:
@@ -75,19 +69,6 @@ class Measure:
         self._perturbation.put_back()
         torch.clear_autocast_cache()
         return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets eval mode without gradients, and every module's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:

@@ -1,105 +1,117 @@
-"""Checks the options of lc.SeedReplay that the core does not check itself."""
+"""The options of lc.SeedReplay: names, defaults and meanings in one table, and the checks that the core does not make."""
 
-from __future__ import annotations
-
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-import torch.distributed as dist
-
+from torch_lowcomm._option_table import OptionTable, at_least, option
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 
 _MOST_SAMPLES = 65535  # in a message
+_POSITIVE: tuple[str, Callable[[Any], bool]] = (
+    "a finite number above 0",
+    lambda value: value > 0 and math.isfinite(value),
+)
 
 
-def most_samples(samples: int | None, seconds: float | None) -> int:
-    """Returns the most directions that a machine takes in an iteration; with `seconds`, as many as a message has room for."""
-    if samples is not None:
-        return samples
-    return 1 if seconds is None else _MOST_SAMPLES
+@dataclasses.dataclass(frozen=True)
+class SeedReplayOptions(OptionTable):
+    """How a run measures and steps. `SeedReplay` takes these fields as keyword arguments.
 
+    Machines compare noise, codec, lr_scale, pool, base, seed and check_every; the ranks of one machine compare all.
 
-def expect_numbers(
-    *, lr: float, eps: float, seconds: float | None, weight_decay: float, least: dict[str, tuple[int, int]]
-) -> None:
-    """Checks that numbers are finite and integers large enough.
-
-    Args:
-        lr: A number above 0.
-        eps: A number above 0.
-        seconds: A number above 0, or None.
-        weight_decay: 0 or more.
-        least: By name, an integer and its least value; among them "samples".
-
-    Raises:
-        ValueError: One of them is wrong.
+    Attributes:
+        eps: ε, how far along a direction the loss is measured.
+        samples: n, the number of directions of a machine in an iteration; with `seconds` the most.
+        seconds: Time for which every iteration takes directions; it takes at least one.
+        weight_decay: θ ← θ·(1 − lr·weight_decay) of parameters with two dimensions or more.
+        noise: "rademacher", ±1, or "gaussian".
+        codec: Codec of estimates: "logbyte" (sign and rounded logarithm in a byte), "log9", "sign1", "fp16", "none".
+        lr_scale: "sqrt", the paper's, with which the step is η/√k; or "mean", η/k.
+        estimator: "two-sided" (2 evaluations a sample), "one-sided" (1, and 1 an iteration; divided by the losses' standard
+            deviation, FZOO), "previous" (1, against the loss before).
+        pool: Number K of fixed directions to take from (FedKSeed, arXiv 2312.06353); 0: each direction is new.
+        base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them. Their change is kept as the
+            pool's K sums (needs `pool`, noise "rademacher", and no weight decay). The parameters' own memory is given up.
+            Every use of a weight makes the K directions again, so a step's time grows with K.
+        perturb: "at-use": each layer's weights when it reads them, in a separate tensor. "in-place": the weights themselves,
+            with a copy that puts them right every `restore_every` iterations, for models that a compiler has traced.
+        restore_every: n_b of "in-place".
+        seed: Seed of the run.
+        check_every: Iterations between comparisons of checksums; 0 for never.
+        snapshot_every: Iterations from one snapshot of `checkpoint` to the next.
     """
-    for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
-    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise ValueError(f"SeedReplay: weight_decay: expected a finite number, 0 or more, got {weight_decay!r}")
-    for name, (count, at_least) in least.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < at_least:
-            raise ValueError(f"SeedReplay: {name}: expected an integer of {at_least} or more, got {count!r}")
-    if least["samples"][0] > _MOST_SAMPLES:
-        raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {least['samples'][0]}")
 
+    owner: ClassVar[str] = "SeedReplay"
 
-def expect_ways(
-    *, estimator: str, samples: int, perturb: str, base: str | None, weight_decay: float, sharded: bool
-) -> None:
-    """Checks that names exist and go together.
+    eps: float = option(1e-3, *_POSITIVE)
+    samples: int | None = at_least(None, 1)
+    seconds: float | None = option(None, *_POSITIVE)
+    weight_decay: float = option(0.0, "a finite number, 0 or more", lambda value: value >= 0 and math.isfinite(value))
+    noise: str = "rademacher"
+    codec: str = "logbyte"
+    lr_scale: str = "sqrt"
+    estimator: str = option("two-sided", f"one of {', '.join(ESTIMATORS)}", ESTIMATORS.__contains__)
+    pool: int = at_least(0, 0)
+    base: str | None = None
+    perturb: str = option("at-use", "at-use or in-place", ("at-use", "in-place").__contains__)
+    restore_every: int = at_least(1, 1)
+    seed: int = at_least(0, 0)
+    check_every: int = at_least(100, 0)
+    snapshot_every: int = at_least(1000, 1)
 
-    Raises:
-        ValueError: They do not.
-    """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"SeedReplay: estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
-    if estimator == "one-sided" and samples < 2:
-        raise ValueError("SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation")
-    if perturb not in ("at-use", "in-place"):
-        raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
-    if base is not None and weight_decay:
-        raise ValueError(
-            f"SeedReplay: weight_decay: expected 0 with base {base!r}, which is never written, got {weight_decay}"
-        )
-    if base is not None and perturb == "in-place":
-        raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
-    if base is not None and sharded:
-        raise ValueError(
-            f"SeedReplay: base {base!r}: expected a model that is not sharded, as FSDP2 gathers the weights that a base takes "
-            "the place of, got DTensors"
-        )
+    @property
+    def most_samples(self) -> int:
+        """The most directions that a machine takes in an iteration; with `seconds`, as many as a message has room for."""
+        if self.samples is not None:
+            return self.samples
+        return 1 if self.seconds is None else _MOST_SAMPLES
 
+    def for_core(self) -> dict[str, Any]:
+        """Returns these options as `_C.SeedReplay` takes them; that class checks their values."""
+        options = {name: getattr(self, name) for name in ("noise", "codec", "lr_scale", "seed", "pool")}
+        return {**options, "base": self.base or "", "agreed": f"check_every={self.check_every}"}
 
-def expect_meeting(
-    *, group: dist.ProcessGroup | None, store: object, machine_id: object, exchange: object, ranks: Sequence[int]
-) -> str:
-    """Checks that there is one way to meet other machines, and returns its name.
+    def of_machine(self) -> str:
+        """Returns the text of what the ranks of one machine have in common; rates are compared at every step."""
+        told = {**vars(self), "samples": self.most_samples}
+        return " ".join(f"{name}={value}" for name, value in told.items() if name != "weight_decay")
 
-    Args:
-        group: The group of machines, if there is one.
-        store: A store, if there is one.
-        machine_id: This machine's id at the store.
-        exchange: Another way, if there is one.
-        ranks: Global ranks of this machine.
+    def expect(self, lr: float, *, sharded: bool) -> None:
+        """Checks the options and the learning rate.
 
-    Raises:
-        ValueError: There is more than one way, a part of one, or the group has another rank of this machine.
-    """
-    ways = {"group": group, "store": store, "exchange": exchange}
-    given = [name for name, way in ways.items() if way is not None]
-    if len(given) > 1:
-        raise ValueError("SeedReplay: expected one of group, store and exchange, got more")
-    if (store is None) != (machine_id is None):
-        got = "machine_id alone" if store is None else "store alone"
-        raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
-    if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
-        others = sorted(set(dist.get_process_group_ranks(group)) & set(ranks) - {dist.get_rank()})
-        if others:
+        Args:
+            lr: The learning rate.
+            sharded: Whether FSDP2 has sharded the model.
+
+        Raises:
+            ValueError: A number is wrong, there is no such name, or two options do not go together.
+        """
+        words, holds = _POSITIVE
+        if not holds(lr):
+            raise ValueError(f"SeedReplay: lr: expected {words}, got {lr!r}")
+        self.expect_in_range()
+        if self.most_samples > _MOST_SAMPLES:
+            raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {self.most_samples}")
+        if self.estimator == "one-sided" and self.most_samples < 2:
             raise ValueError(
-                f"SeedReplay: group: expected one rank of each machine, got ranks {others} of this one too, whose parameters are "
-                "sharded together"
+                "SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation"
             )
-    return f"{given[0]} {machine_id}" if given else "alone"
+        if self.base is not None:
+            self._expect_base(sharded=sharded)
+
+    def _expect_base(self, *, sharded: bool) -> None:
+        if self.weight_decay:
+            raise ValueError(
+                f"SeedReplay: weight_decay: expected 0 with base {self.base!r}, which is never written, got {self.weight_decay}"
+            )
+        if self.perturb == "in-place":
+            raise ValueError(
+                f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {self.base!r}"
+            )
+        if sharded:
+            raise ValueError(
+                f"SeedReplay: base {self.base!r}: expected a model that is not sharded, as FSDP2 gathers the weights that a base "
+                "takes the place of, got DTensors"
+            )

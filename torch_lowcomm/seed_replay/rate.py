@@ -1,14 +1,11 @@
 """The learning rate that fits a number of parameters, and a warning where a rate is too large."""
 
-from __future__ import annotations
-
-import logging
 import math
 from collections.abc import Sequence
 
 import torch
 
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 _STEP = 0.3  # the norm of a step, by that of the gradient
 _TIMES = 10

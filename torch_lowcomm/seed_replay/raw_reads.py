@@ -1,7 +1,5 @@
 """Finds the parameters whose values an evaluation reads as they are, and not by way of their modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shards that the ranks of a machine have of its weights (FSDP2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -14,6 +12,26 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import exact
+
+# A row of the core's list: name, tensor, whether it decays, its first element's place in the whole tensor.
+Entry = tuple[str, torch.Tensor, bool, int]
+
+
+def entries(model: nn.Module) -> list[Entry]:
+    """Returns the parameters that require gradients, in the order of the model's names; of a DTensor this rank's shard.
+
+    Biases and norms do not decay.
+
+    Raises:
+        ValueError: There is no such parameter, or one is a DTensor whose shards are no runs of its elements.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found.append((name, local(parameter), parameter.dim() >= 2, first_element(name, parameter)))
+    if not found:
+        raise ValueError("SeedReplay: model: expected parameters that require gradients, got none")
+    return found
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
@@ -86,7 +104,7 @@ def part_of(tensor: torch.Tensor, first: int, shard: torch.Tensor) -> torch.Tens
     return tensor.reshape(-1)[first : first + shard.numel()].view(shard.shape)
 
 
-def expect_same_memory(own: Sequence[tuple[str, torch.Tensor, bool, int]], parameters: Sequence[torch.Tensor]) -> None:
+def expect_same_memory(own: Sequence[Entry], parameters: Sequence[torch.Tensor]) -> None:
     """Checks that shards are where parameters have them.
 
     Raises:

@@ -1,29 +1,14 @@
 """Snapshots of a machine of several ranks: the first rank has the whole weights, and the others get their shards of it."""
 
-from __future__ import annotations
-
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from torch_lowcomm._saved import packed, unpacked
 from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
-from torch_lowcomm.seed_replay.shards import part_of, whole
-from torch_lowcomm.seed_replay.weights import Entry
-
-
-def packed(snapshot: dict[str, Any]) -> bytes:
-    """Returns a snapshot, or a part of one, as bytes."""
-    data = io.BytesIO()
-    torch.save(snapshot, data)
-    return data.getvalue()
-
-
-def unpacked(data: bytes) -> dict[str, Any]:
-    """Returns what `packed` was given."""
-    return torch.load(io.BytesIO(data), weights_only=True)
+from torch_lowcomm.seed_replay.shards import Entry, part_of, whole
 
 
 def gathered(weights: dict[str, torch.Tensor], ranks: MachineRanks) -> dict[str, torch.Tensor]:

@@ -1,80 +1,167 @@
-"""The weights that seed replay trains, and the way in which a model is perturbed."""
+"""The weights that seed replay trains: their core, how they are perturbed, and what a checkpoint has of them."""
 
-from __future__ import annotations
-
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm._text_difference import differing_parts
 from torch_lowcomm.seed_replay.at_use import AtUse
 from torch_lowcomm.seed_replay.in_place import InPlace
 from torch_lowcomm.seed_replay.in_shards import InShards, Resharding
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.options import SeedReplayOptions
 from torch_lowcomm.seed_replay.perturbation import Perturbation
-from torch_lowcomm.seed_replay.shards import first_element
-
-# A row of the core's list: name, tensor, whether it decays, its first element's place in the whole tensor.
-Entry = tuple[str, torch.Tensor, bool, int]
-
-
-def entries(model: nn.Module) -> list[Entry]:
-    """Returns the parameters that require gradients, in the order of the model's names; of a DTensor this rank's shard.
-
-    Biases and norms do not decay.
-
-    Raises:
-        ValueError: There is no such parameter, or one is a DTensor whose shards are no runs of its elements.
-    """
-    found = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        found.append((name, local(parameter), parameter.dim() >= 2, first_element(name, parameter)))
-    if not found:
-        raise ValueError("SeedReplay: model: expected parameters that require gradients, got none")
-    return found
+from torch_lowcomm.seed_replay.sharded_core import ShardedCore
+from torch_lowcomm.seed_replay.shards import Entry, expect_same_memory, like
+from torch_lowcomm.seed_replay.snapshot import gathered, scattered
 
 
-def core_and_perturbation(
-    model: nn.Module,
-    own: list[Entry],
-    options: dict[str, Any],
-    machine: int,
-    *,
-    perturb: str,
-    restore_every: int,
-    sharded: bool,
-) -> tuple[_C.SeedReplay, Perturbation]:
-    """Makes the core of the weights that machines agree on, and the way to perturb the model.
+class TrainedWeights:
+    """The weights of one machine that records move.
 
     Args:
         model: The model that is evaluated.
-        own: Its parameters that are trained.
-        options: Options of the core. With a base the parameters give up their memory.
+        own: Its trained parameters, of a sharded model this rank's shards. With a base they give up their memory, and the list
+            gets what is left of them: no reference may keep it.
+        options: Of the run.
         machine: Number of this machine, for its directions.
-        perturb: "at-use" or "in-place".
-        restore_every: With "in-place": iterations from one restoring of the weights to the next.
-        sharded: Whether FSDP2 has sharded the model; then the core is that of this rank's shards.
+        ranks: The machine's ranks.
 
-    Returns:
-        (core, perturbation).
+    Attributes:
+        core: That of the weights on which machines agree; of several ranks its `checksum()` is a collective of them.
+        perturbation: Perturbs the model for an evaluation.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    shapes = [list(p.shape) for p in parameters] if sharded else None
-    core, tensors = _C.SeedReplay(own, options, shapes), [tensor for _, tensor, _, _ in own]
-    if perturb == "in-place":
-        copied = [tensor.clone() for tensor in tensors]
-        second = [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)]
-        copies = _C.SeedReplay(second, options, shapes)
-        in_place = InPlace(tensors, core, copies, copied, machine, restore_every)
-        return copies, Resharding(model, in_place) if sharded else in_place
-    if sharded:
-        return core, Resharding(model, InShards(core, tensors, machine))
-    numbers = {id(p): number for number, p in enumerate(parameters)}
-    quantized = bool(options["base"])
-    if quantized:
-        for parameter in parameters:
-            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-    return core, AtUse(model, core, numbers, machine, quantized=quantized)
+
+    perturbation: Perturbation
+
+    def __init__(
+        self,
+        model: nn.Module,
+        own: list[Entry],
+        options: SeedReplayOptions,
+        machine: int,
+        ranks: OneRank | MachineRanks,
+    ) -> None:
+        self._parameters = parameters = [p for p in model.parameters() if p.requires_grad]
+        self._own, self._ranks, self._has_base = own, ranks, options.base is not None
+        tensors, several = [tensor for _, tensor, _, _ in own], isinstance(ranks, MachineRanks)
+        shapes = [list(p.shape) for p in parameters] if several else None
+        core = moved = _C.SeedReplay(own, options.for_core(), shapes)
+        if options.perturb == "in-place":
+            copied = [tensor.clone() for tensor in tensors]
+            second = [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)]
+            moved = _C.SeedReplay(second, options.for_core(), shapes)
+            self.perturbation = InPlace(tensors, core, moved, copied, machine, options.restore_every)
+        elif several:
+            self.perturbation = InShards(core, tensors, machine)
+        else:
+            numbers = {id(p): number for number, p in enumerate(parameters)}
+            if self._has_base:
+                for p in parameters:
+                    p.data = torch.empty(0, dtype=p.dtype, device=p.device)
+                own[:] = [(name, p.detach(), *rest) for (name, _, *rest), p in zip(own, parameters, strict=True)]
+            self.perturbation = AtUse(model, core, numbers, machine, quantized=self._has_base)
+        self.core = moved
+        if isinstance(ranks, MachineRanks):
+            self.perturbation = Resharding(model, self.perturbation)
+            self.core = cast("_C.SeedReplay", ShardedCore(moved, ranks, own))
+
+    def expect_rates(self, lr: float, weight_decay: float) -> list[Any]:
+        """Checks what an iteration begins with, and returns what ranks of a machine have in common then.
+
+        Raises:
+            ValueError: A rate is not finite, or a shard has got other memory.
+        """
+        self.core.check_rates(lr=lr, weight_decay=weight_decay)
+        if isinstance(self._ranks, MachineRanks):
+            expect_same_memory(self._own, self._parameters)
+        return [self.core.iteration, lr, weight_decay]
+
+    def state(self) -> dict[str, Any]:
+        """Returns iteration, checksum of the weights, the pool's sums, and a description of weights and options."""
+        core = self.core
+        return {
+            "iteration": core.iteration,
+            "checksum": core.checksum(),
+            "sums": core.sums,
+            "description": core.description,
+        }
+
+    def expect_same(self, state: Mapping[str, Any]) -> None:
+        """Compares the description of weights and options in a state.
+
+        Raises:
+            ValueError: It is of others.
+        """
+        if state["description"] != self.core.description:
+            mine, saved = differing_parts(self.core.description, state["description"])
+            raise ValueError(f"SeedReplay: state: expected one of {mine!r}, got one of {saved!r}")
+
+    def load(self, state: Mapping[str, Any], load_others: Callable[[], None]) -> None:
+        """Goes on from a state, whose weights the model has. Where it raises the core is as it was.
+
+        Args:
+            state: What `state` returned.
+            load_others: Loads what belongs to the same state, once the weights have been compared.
+
+        Raises:
+            ValueError: The model has other weights.
+        """
+        self.perturbation.take()
+        sums = self.core.sums
+        self.core.sums = state["sums"]
+        try:
+            found = self.core.checksum()
+            if found != state["checksum"]:
+                raise ValueError(
+                    f"SeedReplay: state: expected weights with CRC-32C {state['checksum']:08x}, which it was saved with, got "
+                    f"{found:08x}: load the model's state first"
+                )
+            load_others()
+        except BaseException:
+            self.core.sums = sums
+            raise
+        self.core.iteration = state["iteration"]
+        self.perturbation.restore()
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Returns copies by name; of a quantized base what its codes mean, of a sharded model DTensors like its parameters."""
+        copies = [self.core.perturbed(number, 0, 0, 0.0) for number in range(len(self._own))]
+        return {name: like(w, p) for (name, _, _, _), w, p in zip(self._own, copies, self._parameters, strict=True)}
+
+    def whole(self) -> dict[str, torch.Tensor] | None:
+        """Returns the weights for a snapshot, on the machine's first rank; None with a base, which has a file of its own."""
+        if self._has_base:
+            return None
+        values = self.values()
+        return gathered(values, self._ranks) if isinstance(self._ranks, MachineRanks) else values
+
+    def part_of(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        """Returns this rank's part of a snapshot that the machine's first rank has. Collective of the machine."""
+        if not isinstance(self._ranks, MachineRanks):
+            return snapshot
+        return scattered(snapshot, self._own, self._parameters, self._ranks)
+
+    @contextmanager
+    def replaced(self, values: Mapping[str, torch.Tensor] | None) -> Iterator[None]:
+        """Sets the model's weights to values, or with None leaves them; the block may refuse them by raising."""
+        if values is None:
+            yield
+            return
+        before = {name: weight.clone() for name, weight, _, _ in self._own}
+        try:
+            self._set(values)
+            yield
+        except BaseException:
+            self._set(before)
+            self.perturbation.take()
+            raise
+
+    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, weight, _, _ in self._own:
+                weight.copy_(values[name])

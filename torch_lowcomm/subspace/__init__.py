@@ -8,11 +8,11 @@ Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what 
 of k dimensions, so that its k coordinates are all that a boundary has to carry.
 """
 
-from torch_lowcomm.subspace.cache import KeyValues
 from torch_lowcomm.subspace.check import check
 from torch_lowcomm.subspace.compare import Finding
 from torch_lowcomm.subspace.constrain import constrain
 from torch_lowcomm.subspace.cut import cut
+from torch_lowcomm.subspace.families import KeyValues
 from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts

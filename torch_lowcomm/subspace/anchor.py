@@ -1,7 +1,5 @@
 """The part of a token's activation that every stage knows: frozen, made where it is used."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The basis of a subspace, which every stage makes for itself from a seed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import zlib

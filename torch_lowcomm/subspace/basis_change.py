@@ -1,7 +1,5 @@
 """Weights and momenta that go from one U to another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The two sides of a boundary that carries coordinates in a subspace, as modules with gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -31,15 +29,12 @@ class Encode(nn.Module):
         self.basis, self.anchor, self.coefficients = basis, anchor, coefficients
 
     def forward(self, x: Tensor, ids: Tensor, start: int = 0) -> Tensor:
-        """Encodes.
+        """Encodes [..., time, width], of any float type, to [..., time, rank].
 
         Args:
-            x: [..., time, width], of any float type.
+            x: The activations.
             ids: int64 [..., time], the tokens of x.
             start: The place in its sequence of the first token.
-
-        Returns:
-            [..., time, rank].
 
         Raises:
             ValueError: Shapes do not fit each other, or an id is outside the vocabulary.
@@ -67,19 +62,7 @@ class Decode(nn.Module):
         self.gradients: GradientSum | None = None  # sees the gradients before they are projected
 
     def forward(self, c: Tensor, ids: Tensor, start: int = 0) -> Tensor:
-        """Decodes.
-
-        Args:
-            c: [..., time, rank], of any float type.
-            ids: int64 [..., time].
-            start: The place in its sequence of the first token.
-
-        Returns:
-            [..., time, width].
-
-        Raises:
-            ValueError: Shapes do not fit each other, or an id is outside the vocabulary.
-        """
+        """Decodes [..., time, rank], of any float type, to [..., time, width]; `ids`, `start` and errors as for `Encode`."""
         rows = self.basis.rows(c.dtype)
         x: Tensor = _Decode.apply(c, ids, rows, self.anchor, start, self.dtype or rows.dtype)
         if self.gradients is not None and self.gradients.counts and x.requires_grad:

@@ -1,7 +1,5 @@
 """What breaks the exactness of a boundary, by the names of modules."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

@@ -1,7 +1,5 @@
 """Compares a decoder that runs whole with the same decoder cut behind each of its blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_lowcomm._modes import evaluating
 from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.boundary import Decode, Encode
 from torch_lowcomm.subspace.families import is_transformers, run_blocks
@@ -98,14 +97,12 @@ def compare(parts: Parts, root: nn.Module, *, exact: bool) -> list[Finding]:
 @contextlib.contextmanager
 def _drawn(root: nn.Module) -> Iterator[None]:
     """Sets training mode, draws gains, biases and constrained weights, and puts everything back."""
-    training = {module: module.training for module in root.modules()}
     constrained = {weight.parameter: weight for weight in constrained_weights(root) if not weight.is_coordinates}
     kept: dict[nn.Parameter, Tensor] = {}
     made: dict[Any, Tensor] = {}  # one matrix for all weights of a shape: one for each would take much memory
-    with torch.random.fork_rng({p.device for p in root.parameters() if p.is_cuda}):
+    with torch.random.fork_rng({p.device for p in root.parameters() if p.is_cuda}), evaluating(root, train=True):
         _seed(0, next(filter(is_here, root.parameters())))
         try:
-            root.train()
             for p in filter(is_here, root.parameters()):
                 if p in constrained and p.dim() > 1:
                     kept[p], key = p.data, (constrained[p].axis, p.shape, p.dtype, p.device)
@@ -117,8 +114,6 @@ def _drawn(root: nn.Module) -> Iterator[None]:
         finally:
             for p, data in kept.items():
                 p.data = data
-            for module, mode in training.items():
-                module.training = mode
 
 
 def _seed(seed: int, x: Tensor) -> None:

@@ -1,7 +1,5 @@
 """Constrains a decoder to a subspace, so that k numbers a token pass between its stages and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -64,19 +62,12 @@ def constrain(
     *,
     free_blocks: int = 1,
     seed: int = 0,
-    embedding: str | None = None,
-    blocks: str | None = None,
-    attention_output: str | None = None,
-    feed_forward_down: str | None = None,
-    norm: str | None = None,
-    head: str | None = None,
-    positions: str | None = None,
-    rotary: str | None = None,
     fixed: str = "signs",
     sigma: float | None = None,
     pretrained: bool | None = None,
     project_pretrained: bool = False,
     allow_half: bool = False,
+    **names: str | None,
 ) -> nn.Module:
     """Constrains a decoder, in place (sections 4.2 and 4.3 of Protocol Models).
 
@@ -95,19 +86,13 @@ def constrain(
         free_blocks: The number of blocks at the decoder's end whose weights stay free. `cut` needs the last boundary before them.
             0: all blocks are constrained.
         seed: Of the subspace and of the fixed part; the same on all ranks.
-        embedding: The name of a part, where it is not found; see `Parts` for this and the following.
-        blocks: See `Parts`.
-        attention_output: See `Parts`.
-        feed_forward_down: See `Parts`.
-        norm: See `Parts`.
-        head: See `Parts`.
-        positions: See `Parts`.
-        rotary: See `Parts`.
         fixed: "signs": the fixed part's elements are ±sigma, made where they are used. "gaussian": the paper's table.
         sigma: Their size. None: the root mean square of the embedding's weight, to two digits, which is not 0.
         pretrained: Whether the weights are trained. None: they are where a config of `transformers` names a checkpoint.
         project_pretrained: Constrains trained weights too, and logs how much of each is lost.
         allow_half: Constrains a decoder whose residual stream is in half precision, whose boundaries are then not exact.
+        **names: The paths of parts that are not found, by the attributes of `Parts`: embedding, blocks, attention_output,
+            feed_forward_down, norm, head, positions, rotary.
 
     Returns:
         The decoder, with `subspace_parts`, `subspace_basis` and `subspace_report`; the constrained modules have `subspace_role`
@@ -118,17 +103,7 @@ def constrain(
         ValueError: A part is not found, the rank is none of 1...width, no block would be constrained, the weights are trained, or
             something would break exactness: everything that `check` finds is named. The decoder is as it was.
     """
-    parts = parts_of(
-        decoder,
-        embedding=embedding,
-        blocks=blocks,
-        attention_output=attention_output,
-        feed_forward_down=feed_forward_down,
-        norm=norm,
-        head=head,
-        positions=positions,
-        rotary=rotary,
-    )
+    parts = parts_of(decoder, **names)
     if hasattr(decoder, "subspace_parts"):
         raise ValueError("constrain: expected a decoder that is not constrained, got one that is")
     table = decoder.get_submodule(parts.embedding).weight

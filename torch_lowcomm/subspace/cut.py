@@ -1,7 +1,5 @@
 """Cuts a decoder into stages for torch's pipelining."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The token embedding of a constrained decoder: a fixed part of high rank and a trained part in the subspace."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

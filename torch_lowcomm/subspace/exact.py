@@ -1,7 +1,5 @@
 """The boundary of a constrained decoder: k coefficients a token, from which the next stage has all of the residual stream."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from torch import nn

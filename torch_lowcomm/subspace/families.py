@@ -1,7 +1,5 @@
 """Families of decoders whose parts are found by themselves, and how the blocks of each are called."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace.cache import KeyValues
 from torch_lowcomm.subspace.parts import REQUIRED, Parts, linears
 
 TRANSFORMERS = Parts(
@@ -96,6 +93,29 @@ def _has(root: nn.Module, path: str) -> bool:
     for name in path.split("."):
         found = getattr(found, name, None)
     return isinstance(found, nn.Module | torch.Tensor)
+
+
+class KeyValues:
+    """The keys and values that the attention of one block remembers while it generates.
+
+    A block takes it as `forward(x, cache=, start=)`: `start` positions came before x's first, and attention goes over
+
+        k, v = cache.append(k, v)
+
+    so that query i of x sees the keys 0...start + i.
+    """
+
+    def __init__(self) -> None:
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds those of new positions; returns those of all, [batch, heads, positions, head width]."""
+        if self._keys is not None and self._values is not None:
+            keys = torch.cat((self._keys, keys), dim=2)
+            values = torch.cat((self._values, values), dim=2)
+        self._keys, self._values = keys, values
+        return keys, values
 
 
 def new_cache(parts: Parts, root: nn.Module) -> Any:

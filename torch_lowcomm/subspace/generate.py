@@ -1,7 +1,5 @@
 """Generation over the stages that train: keys and values stay where they are made, coefficients go on, tokens come back."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import zlib
@@ -10,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from torch_lowcomm.pipeline.boundary_module import unwrapped
+from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._modes import evaluating
 from torch_lowcomm.pipeline.edge import Edge
 from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.subspace.families import new_cache
@@ -70,10 +68,10 @@ def generate(
             network. Where the group lives the next call begins anew.
     """
     if isinstance(stage, Stage):
-        stage, group = unwrapped(stage.submod), stage.group if group is None else group
+        stage, group = without_ddp(stage.submod), stage.group if group is None else group
     _expect_place(stage, group)
     links = _Links(stage, group)
-    with _evaluating(stage), links.failing():
+    with evaluating(stage), links.failing():
         links.begin()
         _expect(stage, ids, max_new_tokens, temperature, seed)
         links.of(ids, f"{max_new_tokens} {temperature} {seed}")
@@ -240,15 +238,3 @@ class _Links:
 
     def _all(self) -> list[Edge]:
         return [edge for edge in (self._before, self._behind, *self._ends) if edge is not None]
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each part has its own again afterwards."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

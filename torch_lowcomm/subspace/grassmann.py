@@ -1,7 +1,5 @@
 """Steps of the subspace itself, towards the directions that gradients want: on the Grassmann manifold."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -11,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm._torch_names import all_gather_single
-from torch_lowcomm.pipeline.boundary_module import unwrapped
 from torch_lowcomm.subspace.basis import Basis
 
 logger = logging.getLogger(__name__)
@@ -150,7 +148,7 @@ class Grassmann:
         if not 0 < rate < float("inf"):
             raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
         stages = list(stages)
-        modules = [unwrapped(getattr(stage, "submod", stage)) for stage in stages]
+        modules = [without_ddp(getattr(stage, "submod", stage)) for stage in stages]
         found = [
             m.subspace_basis
             for m in modules

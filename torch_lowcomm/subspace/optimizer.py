@@ -1,8 +1,7 @@
 """SubspaceAdamW: AdamW whose constrained weights stay in the subspace."""
 
-from __future__ import annotations
-
 import logging
+import math
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
@@ -16,7 +15,8 @@ from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
-from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
+from torch_lowcomm.subspace.step_gradients import sum_constrained
+from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         self._expect_usable()
         if stages is None:
             self._tell_of_other_stages()
-        self._clip = self._norm = None
+        self._gradients.begin_clipping()
         gradients = self._project()
         squares = self._core.squares(gradients)
         groups = [
@@ -149,14 +149,12 @@ class SubspaceAdamW(SubspaceOptimizer):
         ]
         device = self._trained[0].device if self._trained else torch.device("cpu")
         norm = sum_numbers(list(zip(squares, groups, strict=True)), stages, device) ** 0.5
-        self._norm = torch.tensor(norm, dtype=torch.float64)
-        if error_if_nonfinite and not self._norm.isfinite():
-            self._forget()
+        if error_if_nonfinite and not math.isfinite(norm):
+            self._gradients.forget()
             raise ValueError(
                 f"SubspaceAdamW: clip_grad_norm: expected gradients with a finite norm, got {norm} over all stages"
             )
-        self._clip = min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
-        return self._norm
+        return self._gradients.clip(norm, float(max_norm))
 
     def _tell_of_other_stages(self) -> None:
         """Warns once where stages would clip by norms of their own, and train otherwise than one process."""
@@ -201,70 +199,26 @@ class SubspaceAdamW(SubspaceOptimizer):
     @without_autocast
     def _step(self) -> None:
         self._expect_usable()
-        if self._is_spoilt():
-            self._forget()
+        if self._gradients.is_spoilt(getattr(self, "found_inf", None)):
+            self._gradients.forget()
             return
         if self._check_every and self._steps and self._steps % self._check_every == 0:
             expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
-        gradients, scale = self._project(), self._scale()
+        gradients, scale = self._project(), self._gradients.scale(getattr(self, "grad_scale", None))
         parameters = [local(p) for p in self._trained]
         rules = rules_of(self.param_groups)
-        self._sum(self._core.form(parameters, gradients, rules, scale))
+        sum_constrained(self._core.form(parameters, gradients, rules, scale), self._weights())
         self._core.apply(parameters, rules)
         self._steps += 1
-        self._forget()
+        self._gradients.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; what `clip_grad_norm` found is forgotten."""
-        self._forget()
+        self._gradients.forget()
         super().zero_grad(set_to_none)
 
     def _project(self) -> list[torch.Tensor | None]:
-        """The gradients, whose coordinates the core has from here on; once for clipping and step."""
-        gradients = [None if p.grad is None else local(p.grad) for p in self._trained]
-        for p, g in zip(self._trained, gradients, strict=True):
-            if g is not None and g.layout != torch.strided:
-                raise TypeError(
-                    f"SubspaceAdamW: {self._known[id(p)]}: expected a dense gradient, got one of {g.layout}"
-                )
-        versions = [None if g is None else (g.data_ptr(), g._version) for g in gradients]
-        if self._projected is None or versions != self._projected[1]:
-            if self._clip is not None:
-                raise ValueError(
-                    "SubspaceAdamW: step: expected the gradients that clip_grad_norm saw, got others: clip after the last change "
-                    "of gradients, or drop them by the optimizer's zero_grad"
-                )
-            self._sum(self._core.project(gradients))
-            self._projected = gradients, versions  # kept alive: no other gradient can have its address
-        return gradients
-
-    def _sum(self, slices: list[torch.Tensor | None]) -> None:
-        sum_slices(
-            (s, w.slices) for s, w in zip(slices, self._weights(), strict=True) if w is not None and s is not None
-        )
-
-    def _scale(self) -> float:
-        scale = getattr(self, "grad_scale", None)
-        if scale is None:
-            return 1.0 if self._clip is None else self._clip
-        if self._clip is not None:
-            raise ValueError(
-                "SubspaceAdamW: step: expected unscaled gradients in clip_grad_norm (call GradScaler.unscale_ before it), got "
-                "scaled ones"
-            )
-        return scale.double().reciprocal().float().item()  # as the scaler computes it
-
-    def _is_spoilt(self) -> bool:
-        """Whether a gradient scaler wants the step skipped, or would where it saw the other stages' gradients."""
-        found = getattr(self, "found_inf", None)
-        if found is None:
-            return False
-        return bool(found.item()) or (self._norm is not None and not bool(self._norm.isfinite()))
-
-    def _forget(self) -> None:
-        self._projected: tuple[list[torch.Tensor | None], list[Any]] | None = None
-        self._clip: float | None = None
-        self._norm: torch.Tensor | None = None
+        return self._gradients.project(self._core, self._trained, self._weights(), self._known)
 
     # ---- checks ----
 
@@ -303,4 +257,4 @@ class SubspaceAdamW(SubspaceOptimizer):
         self._vectors_checksum = checksum_of(new, self._vectors_version)
         for group in self.param_groups:
             group["basis_version"], group["basis_checksum"] = self._vectors_version, self._vectors_checksum
-        self._forget()
+        self._gradients.forget()

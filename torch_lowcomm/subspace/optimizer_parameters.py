@@ -10,11 +10,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from torch_lowcomm import _C
-from torch_lowcomm._adam_groups import expect_in_range, expect_usable
+from torch_lowcomm._adam_groups import expect_in_range, expect_usable, loading
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
+from torch_lowcomm.subspace.step_gradients import StepGradients
 from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
 
 if TYPE_CHECKING:
@@ -36,13 +37,10 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._basis: Basis | None = None
         self._vectors: torch.Tensor | None = None  # U of the basis, of a version and checksum
         self._vectors_version = self._vectors_checksum = 0
-        self._forget()
+        self._gradients = StepGradients()
         if module is not None:
             self._learn(module)
         super().__init__([{"params": params}] if isinstance(params, nn.Module) else params, defaults)
-
-    def _forget(self) -> None:
-        """Drops what is known of this step's gradients."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds the parameters of a module, or named parameters of a module that the optimizer knows.
@@ -179,22 +177,15 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
                     f"SubspaceAdamW: free_blocks: expected the state of a decoder with free_blocks={own['free_blocks']}, got one "
                     f"with free_blocks={free}, whose last blocks have other moments"
                 )
-        before = super().state_dict()["param_groups"]
         names = [group.get("param_names") for group in self.param_groups]
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         try:
-            for group, own in zip(self.param_groups, names, strict=True):
-                if own is not None:
-                    group["param_names"] = own  # the state may be of a decoder that was cut elsewhere
-            numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-            given = dict(zip((id(p) for g in self.param_groups for p in g["params"]), numbers, strict=True))
-            states = [state_dict["state"].get(given[id(p)], {}) for p in self._trained]
-            self._core.load([{key: local(torch.as_tensor(t)) for key, t in state.items()} for state in states])
-        except Exception:
-            super().load_state_dict({"state": {}, "param_groups": before})
-            raise
+            with loading(self, state_dict, self._trained) as states:
+                for group, own in zip(self.param_groups, names, strict=True):
+                    if own is not None:
+                        group["param_names"] = own  # the state may be of a decoder that was cut elsewhere
+                self._core.load([{key: local(torch.as_tensor(t)) for key, t in state.items()} for state in states])
         finally:
-            self._forget()
+            self._gradients.forget()
             self._show_state()
 
     def _show_state(self) -> None:

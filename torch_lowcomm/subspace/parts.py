@@ -1,7 +1,5 @@
 """The names of a decoder's parts, by which it is constrained, checked and cut."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

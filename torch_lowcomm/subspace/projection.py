@@ -1,7 +1,5 @@
 """Boundaries for decoders whose weights stay free: a projection with anchors, and a trained encoder and decoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

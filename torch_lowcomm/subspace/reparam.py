@@ -1,7 +1,5 @@
 """The subspace without its own optimizer: coordinates as parameters, and projected gradients."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """A stage of a decoder as a module: token ids or coefficients in, coefficients or logits out."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from typing import Any

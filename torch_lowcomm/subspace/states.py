@@ -1,13 +1,10 @@
 """State dicts of stages: parts of the whole decoder's, which another cut takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 
 def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -66,7 +63,7 @@ def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             f"{stage.name} has blocks {blocks_text(mine)}, the state dict has {blocks_text(there)}: the decoder was cut "
             f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
         )
-    own = _names(stage, prefix)
+    own = {f"{prefix}{name}" for name in stage.state_dict()}
     paths = [
         path for path in (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries") if path is not None
     ]
@@ -75,10 +72,6 @@ def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
         other = int(match[1]) not in mine if match else any(f"{name}.".startswith(f"{prefix}{path}.") for path in paths)
         if other and name not in own:
             del state[name]
-
-
-def _names(stage: nn.Module, prefix: str) -> set[str]:
-    return {f"{prefix}{name}" for name in stage.state_dict()}
 
 
 def blocks_text(blocks: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 
 def _belief(r):
+    from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
     r.init("lowcomm")
@@ -31,7 +32,7 @@ def _belief(r):
 
         def __call__(self, output_tensor, input_tensor, group, async_op=False):
             gathered.append((input_tensor.clone(), group.group_name))
-            return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
     class Reduce(fsdp2.ReduceScatter):
         def allocate(self, size, *, dtype, device):
@@ -39,7 +40,7 @@ def _belief(r):
 
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
             reduced.append((output_tensor.numel(), group.group_name))
-            return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
     for g in groups:
         assert not g.uses_custom_comm(Gather)
@@ -76,6 +77,7 @@ def test_the_adapter_describes_what_fsdp2_does(pair, quad):
 
 def _deferral(r):
     """Overlap relies on this: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
+    from torch_lowcomm._torch_names import all_gather_single
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
     r.init("lowcomm")
@@ -97,7 +99,7 @@ def _deferral(r):
 
         def __call__(self, output_tensor, input_tensor, group, async_op=False):
             assert not async_op
-            return Work(fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=True))
+            return Work(all_gather_single(output_tensor, input_tensor, group=group, async_op=True))
 
     class Reduce(fsdp2.ReduceScatter):
         def allocate(self, size, *, dtype, device):
@@ -170,6 +172,7 @@ class _Sum(torch.nn.Module):
 
 def _several_dtypes(r):
     """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
+    from torch_lowcomm._torch_names import reduce_scatter_single
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
     r.init("lowcomm")
@@ -185,7 +188,7 @@ def _several_dtypes(r):
             return fsdp2.new_buffer(size, dtype, device)
 
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+            reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             reduced.append(output_tensor.clone())
 
     group.module.set_custom_reduce_scatter(Reduce())

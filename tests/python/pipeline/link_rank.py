@@ -48,7 +48,7 @@ schedule = begin(60, init_method=f"file://{folder}/store", rank=rank, world_size
 step(schedule)
 step(schedule)
 sides = [None, None]
-dist.all_gather_object(sides, cache.rows(0, rank == 0).tolist())
+dist.all_gather_object(sides, cache.slots.rows(0, rank == 0).tolist())
 forgotten = cache.stats()["forgotten"]
 print(f"equal={sides[0] == sides[1]} slots={len(sides[0])} forgotten={forgotten}", flush=True)
 dist.destroy_process_group()

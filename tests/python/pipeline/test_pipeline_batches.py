@@ -85,7 +85,7 @@ def _filled(r, shuffle):
         lc.pipeline.step(schedule, x, samples=numbers, target=y)
         steps += 1
     assert steps == 2 * epochs
-    rows = cache.rows(0, index == 0).tolist()
+    rows = cache.slots.rows(0, index == 0).tolist()
     sides = [None, None]
     dist.all_gather_object(sides, rows, group=mesh.get_group("stage"))
     assert sides[0] == sides[1]

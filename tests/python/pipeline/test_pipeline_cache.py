@@ -26,7 +26,7 @@ def _steps(r, cache, count, **options):
     losses = []
     for _ in range(count):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
-    return cache.rows(0, r.rank == 0), losses, stages
+    return cache.slots.rows(0, r.rank == 0), losses, stages
 
 
 def _expect_equal_sides(rows):
@@ -76,7 +76,7 @@ def _restarted(r):
         lc.pipeline.Cache(**options)
     cache.close()
     again = lc.pipeline.Cache(**options)
-    assert torch.equal(again.rows(0, r.rank == 0), before)
+    assert torch.equal(again.slots.rows(0, r.rank == 0), before)
     rows, _, stages = _steps(r, again, 1)
     assert torch.equal(rows, going_on)
     assert all(map(torch.equal, case.gradients(stages), want))
@@ -139,7 +139,7 @@ def _bounded(r):
     with pytest.raises(ValueError, match="expected at most 4 samples that have no slot yet, of 144 bytes, got 10"):
         lc.pipeline.step(schedule, x, samples=range(10, 10 + case.ROWS), target=y)
     lc.pipeline.step(schedule, x, samples=range(4, 4 + case.ROWS), target=y)
-    _expect_equal_sides(cache.rows(0, r.rank == 0))
+    _expect_equal_sides(cache.slots.rows(0, r.rank == 0))
     assert cache.stats()["slots"] == 20
     dist.destroy_process_group()
 
@@ -154,18 +154,18 @@ def test_files_of_another_kind_are_refused(tmp_path):
     # A file as a stage makes it.
     cache = lc.pipeline.Cache(folder=tmp_path, run="a")
     slot = lc.pipeline.cache.Slot(0, 0, True)
-    cache.memory(slot, 72, 24).restore(7, 3, torch.arange(144, dtype=torch.uint8))
+    cache.slots.memory(slot, 72, 24).restore(7, 3, torch.arange(144, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"boundary 0.0.sent: expected 72 elements a sample, as it has .*, got 48"):
-        cache.memory(slot, 48, 24)
+        cache.slots.memory(slot, 48, 24)
     cache.close()
     with pytest.raises(ValueError, match="expected an open file"):
-        cache.rows(0, True)
+        cache.slots.rows(0, True)
     file = tmp_path / "0.0.sent.slots"
     with pytest.raises(ValueError, match=f"{file}': run: expected 'b', got 'a'"):
         lc.pipeline.Cache(folder=tmp_path, run="b")
     with pytest.raises(ValueError, match=f"{file}': format: expected 'sym8:axis=channel,C=24', got 'float16'"):
         lc.pipeline.Cache(folder=tmp_path, run="a", store="sym8:axis=channel")
-    assert lc.pipeline.Cache(folder=tmp_path, run="a").rows(0, True)[:, :3].tolist() == [[0, 7, 3]]
+    assert lc.pipeline.Cache(folder=tmp_path, run="a").slots.rows(0, True)[:, :3].tolist() == [[0, 7, 3]]
     whole = file.read_bytes()
     for damaged, said in (
         (whole[:100], "header: expected 4096 bytes, got 100"),
@@ -206,15 +206,15 @@ def _checkpointed(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     _steps(r, cache, 2)
-    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH, case.WIDTH)
+    memory = cache.slots.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH, case.WIDTH)
     if r.rank == 1:
         for sample in range(5):
             memory.forget(sample)
-    rows = cache.rows(0, r.rank == 0)
+    rows = cache.slots.rows(0, r.rank == 0)
     dcp.save({"cache": cache}, checkpoint_id=Path(r.folder) / "checkpoint")
     loaded = lc.pipeline.Cache(state=True, store="sym8:bucket=128")
     dcp.load({"cache": loaded}, checkpoint_id=Path(r.folder) / "checkpoint")
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     assert len(rows) == case.ROWS - 5 * r.rank
     both, *_ = _steps(r, loaded, 1)
     _expect_equal_sides(both)
@@ -228,9 +228,9 @@ def _checkpointed(r):
     # torch.save's way, and a state without slots, which changes nothing.
     torch.save(cache.state_dict(), Path(r.folder) / f"cache{r.rank}.pt")
     loaded.load_state_dict(torch.load(Path(r.folder) / f"cache{r.rank}.pt"))
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     loaded.load_state_dict(lc.pipeline.Cache(store="sym8:bucket=128").state_dict())
-    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     dist.destroy_process_group()
 
 
@@ -243,13 +243,13 @@ def test_a_fork_leaves_the_files_alone(tmp_path):
     import torch_lowcomm as lc
 
     cache = lc.pipeline.Cache(folder=tmp_path)
-    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, True), 72, 24)
+    memory = cache.slots.memory(lc.pipeline.cache.Slot(0, 0, True), 72, 24)
     memory.restore(1, 1, torch.zeros(144, dtype=torch.uint8))
     child = os.fork()
     if child == 0:
         try:
             del memory
-            cache._memories.clear()
+            cache.slots._memories.clear()
             del cache
         finally:
             os._exit(0)
@@ -263,4 +263,4 @@ def test_a_fork_leaves_the_files_alone(tmp_path):
     assert ended[1] == 0
     assert memory.version(1) == 1
     cache.close()
-    assert len(lc.pipeline.Cache(folder=tmp_path).rows(0, True)) == 1
+    assert len(lc.pipeline.Cache(folder=tmp_path).slots.rows(0, True)) == 1

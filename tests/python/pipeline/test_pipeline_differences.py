@@ -41,7 +41,7 @@ def _expect_both_name(r, schedule, name, values):
 
 def _expect_equal_sides(cache, rank):
     rows = [None, None]
-    dist.all_gather_object(rows, cache.rows(0, rank == 0).tolist())
+    dist.all_gather_object(rows, cache.slots.rows(0, rank == 0).tolist())
     assert rows[0] == rows[1]
     return rows[0]
 

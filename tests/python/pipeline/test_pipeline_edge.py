@@ -59,10 +59,10 @@ def test_the_whole_models_gradients_on_four_ranks(quad):
 
 
 def _rows(cache, peer, sends):
-    """What the end of edge 0 to a peer remembers, as Cache.rows."""
+    """What the end of edge 0 to a peer remembers, as Slots.rows."""
     import torch_lowcomm as lc
 
-    return cache.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
+    return cache.slots.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
 
 
 def _coded(r):

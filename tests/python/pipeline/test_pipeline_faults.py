@@ -108,7 +108,7 @@ def _not_a_number(r):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
 
     def rows():
-        return caches.rows(0, r.rank == 0)
+        return caches.slots.rows(0, r.rank == 0)
 
     def begin():
         r.init("lowcomm")

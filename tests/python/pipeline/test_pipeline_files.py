@@ -25,7 +25,7 @@ def _batch():
 def _expect_equal_sides(cache, rank):
     """Returns the rows that both sides have."""
     rows = [None, None]
-    dist.all_gather_object(rows, cache.rows(0, rank == 0).tolist())
+    dist.all_gather_object(rows, cache.slots.rows(0, rank == 0).tolist())
     assert rows[0] == rows[1]
     return rows[0]
 
@@ -65,15 +65,15 @@ def _ahead(r, how, store):
     cache = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
     got = _trained(r, cache, how, CODED)
     assert all(map(torch.equal, got, want))
-    rows = cache.rows(0, r.rank == 0)
-    assert torch.equal(rows, ram.rows(0, r.rank == 0))
+    rows = cache.slots.rows(0, r.rank == 0)
+    assert torch.equal(rows, ram.slots.rows(0, r.rank == 0))
     _expect_equal_sides(cache, r.rank)
     stats = cache.stats()
     assert stats["seen"] == stats["read_ahead"] + stats["read_late"]
     assert (stats["read_ahead"] > 0) == (how != "neither")
     cache.close()
     again = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
-    assert torch.equal(again.rows(0, r.rank == 0), rows)
+    assert torch.equal(again.slots.rows(0, r.rank == 0), rows)
     dist.destroy_process_group()
 
 
@@ -142,7 +142,7 @@ def _disk_fault(r, fault, folder):
     _expect_both_hear(r, 0, step, reason)
     if r.rank == 0 and fault == "full":
         # A write of the failed step fails behind it, and is not to be an error of the next one.
-        (memory,) = cache._memories.values()
+        (memory,) = cache.slots._memories.values()
         memory.restore(0, 1, torch.zeros(memory.slot_bytes, dtype=torch.uint8))
         memory.table()
         (folder.parent / "ballast").unlink()

@@ -58,7 +58,7 @@ class _Machine:
     def versions(self):
         """Of each sample, equal on both sides."""
         rows = [None, None]
-        dist.all_gather_object(rows, self.cache.rows(0, self.name == STAGES[0]).tolist())
+        dist.all_gather_object(rows, self.cache.slots.rows(0, self.name == STAGES[0]).tolist())
         assert rows[0] == rows[1]
         return [row[2] for row in rows[0]]
 

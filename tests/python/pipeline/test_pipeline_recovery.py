@@ -51,7 +51,7 @@ class _Spoiler(torch.nn.Module):
 
 
 def _slots(cache, boundary, sends):
-    return [tuple(row) for row in cache.rows(boundary, sends).tolist()]
+    return [tuple(row) for row in cache.slots.rows(boundary, sends).tolist()]
 
 
 def _expect_equal_caches(r, cache):
@@ -101,7 +101,7 @@ def _recovers(r, name):
             assert len(losses) == (case.MICRO if r.rank == r.size - 1 else 0)
             assert all(loss.isfinite() for loss in losses)
             _expect_equal_caches(r, cache)
-            assert len(cache.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
+            assert len(cache.slots.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
     for side in ("_receives", "_sends", "_posted"):
         assert not getattr(stage._messages, side), "after a step nothing is under way"
     dist.destroy_process_group()
@@ -139,7 +139,7 @@ def _several_stages(r):
         lc.pipeline.reset(schedule)
     step(x)
     rows = [None, None]
-    dist.all_gather_object(rows, {(b, s): cache.rows(b, s).tolist() for b in range(3) for s in (True, False)})
+    dist.all_gather_object(rows, {(b, s): cache.slots.rows(b, s).tolist() for b in range(3) for s in (True, False)})
     for boundary in range(3):
         sender = boundary % 2
         assert rows[sender][boundary, True] == rows[1 - sender][boundary, False]
@@ -180,12 +180,12 @@ def _killed(r):
         with pytest.raises(RuntimeError):
             lc.pipeline.reset(schedule)
         dist.destroy_process_group()
-        assert len(cache.rows(0, True)) == case.ROWS
+        assert len(cache.slots.rows(0, True)) == case.ROWS
     schedule, _ = begin(2, min(r.rank, 1))
     for visits in (1, 2):
         step(schedule)
         rows = [None, None]
-        dist.all_gather_object(rows, cache.rows(0, r.rank == 0).tolist())
+        dist.all_gather_object(rows, cache.slots.rows(0, r.rank == 0).tolist())
         assert rows[0] == rows[1]
         assert [row[2] for row in rows[0]] == [visits] * case.ROWS, "what one side alone remembered is a first visit"
     dist.destroy_process_group()
@@ -230,7 +230,7 @@ def _stopped(r, victim):
     schedule, _ = begin(2)
     step(schedule)
     rows = [None, None]
-    dist.all_gather_object(rows, cache.rows(0, me == 0).tolist())
+    dist.all_gather_object(rows, cache.slots.rows(0, me == 0).tolist())
     assert rows[0] == rows[1]
     assert [row[2] for row in rows[0]] == [1] * case.ROWS
     dist.destroy_process_group()

@@ -127,7 +127,7 @@ def _goes_on(r, how, name):
     if how == "FSDP2":
         replica.renew()
     rows = [None] * r.size
-    dist.all_gather_object(rows, cache.rows(0, replica.index == 0).tolist())
+    dist.all_gather_object(rows, cache.slots.rows(0, replica.index == 0).tolist())
     first = 2 * replica.replica
     assert rows[first] == rows[first + 1]
     got = replica.step()

@@ -21,7 +21,7 @@ def _gathered(value, group=None):
 
 
 def _rows(cache, stage):
-    return [tuple(row) for row in cache.rows(0, stage == 0).tolist()]
+    return [tuple(row) for row in cache.slots.rows(0, stage == 0).tolist()]
 
 
 def _moves(r, where):
@@ -94,7 +94,7 @@ def _larger_than_a_round(r):
     r.init("lowcomm")
     elements, each = 1 << 20, 12  # 2 MiB a slot: eight a round
     cache = lc.pipeline.Cache()
-    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, True), elements, 64)
+    memory = cache.slots.memory(lc.pipeline.cache.Slot(0, 0, True), elements, 64)
     for i in range(each if r.rank else 2 * each):
         sample = 100 * r.rank + i
         memory.restore(sample, 1 + i, torch.full((memory.slot_bytes,), sample % 251, dtype=torch.uint8))

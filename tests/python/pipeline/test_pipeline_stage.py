@@ -103,7 +103,7 @@ def _cached(r, name, dtype=torch.float32):
     sides = {}
     for boundary in range(boundaries):
         for sends in (True, False):
-            rows = cache.rows(boundary, sends)
+            rows = cache.slots.rows(boundary, sends)
             if len(rows):
                 sides[boundary, sends] = rows.tolist()
     gathered = [None] * r.size
@@ -152,7 +152,7 @@ def _restarted(r):
         return case.gradients(stages)
 
     def versions(cache):
-        return [row[2] for row in cache.rows(0, r.rank == 0).tolist()]
+        return [row[2] for row in cache.slots.rows(0, r.rank == 0).tolist()]
 
     step(cache)
     old = copy.deepcopy(cache.state_dict())
@@ -188,11 +188,11 @@ def _evaluated(r):
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    before = cache.rows(0, r.rank == 0)
+    before = cache.slots.rows(0, r.rank == 0)
     result = lc.pipeline.evaluate(schedule, x, target=y)
     if r.rank == 1:
         torch.testing.assert_close(result, case.whole(2)(x), rtol=1e-5, atol=1e-6)
-    assert torch.equal(cache.rows(0, r.rank == 0), before)
+    assert torch.equal(cache.slots.rows(0, r.rank == 0), before)
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     lc.pipeline.evaluate(schedule, x, target=y)
     dist.destroy_process_group()  # at once: nothing of the evaluation is cut off
@@ -213,7 +213,7 @@ def _evaluated_by_a_codec(r):
         schedule, _ = case.build(r.rank, r.size, "GPipe", evaluate="sym8:bucket=128", **coded)
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
         lc.reset_stats()
-        before = None if cache is None else cache.rows(0, r.rank == 0)
+        before = None if cache is None else cache.slots.rows(0, r.rank == 0)
         result = lc.pipeline.evaluate(schedule, x, target=y)
         if r.rank == 1:
             error = (result - case.whole(2)(x)).norm() / case.whole(2)(x).norm()
@@ -224,7 +224,7 @@ def _evaluated_by_a_codec(r):
             assert (sent["calls"], sent["exact_calls"], sent["samples"]) == (case.MICRO, 0, None)
             assert "recv backward boundary 0" not in figures
         if cache is not None:
-            assert torch.equal(cache.rows(0, r.rank == 0), before)
+            assert torch.equal(cache.slots.rows(0, r.rank == 0), before)
             lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     dist.destroy_process_group()
 
@@ -252,7 +252,7 @@ def _by_channel(r):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     for _ in range(3):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    assert [row[2] for row in cache.rows(0, r.rank == 0).tolist()] == [3] * case.ROWS
+    assert [row[2] for row in cache.slots.rows(0, r.rank == 0).tolist()] == [3] * case.ROWS
     dist.destroy_process_group()
 
 
@@ -357,7 +357,7 @@ def _several(r, coded):
         assert first[0].bias.grad.abs().sum() > 0
     if coded:  # numbers travel exact and are not remembered
         rows = [None, None]
-        dist.all_gather_object(rows, cache.rows(0, r.rank == 0).tolist())
+        dist.all_gather_object(rows, cache.slots.rows(0, r.rank == 0).tolist())
         assert rows[0] == rows[1]
         of = [(0, sample, visits) for sample in range(case.ROWS)] + [(2, sample, visits) for sample in range(case.ROWS)]
         assert [tuple(row[:3]) for row in rows[0]] == of

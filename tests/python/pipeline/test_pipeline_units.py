@@ -197,23 +197,23 @@ def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
 def test_a_cache_of_another_unit_is_refused(tmp_path):
     slot = lc.pipeline.cache.Slot(0, 0, True)
     cache = lc.pipeline.Cache(store="sym8:bucket=128", folder=tmp_path)
-    cache.memory(slot, 4 * 576, 576).restore(
-        7, 1, torch.zeros(cache.memory(slot, 4 * 576, 576).slot_bytes, dtype=torch.uint8)
+    cache.slots.memory(slot, 4 * 576, 576).restore(
+        7, 1, torch.zeros(cache.slots.memory(slot, 4 * 576, 576).slot_bytes, dtype=torch.uint8)
     )
     with pytest.raises(
         ValueError, match="expected slots in sym8:bucket=128, as it has .*unit=576: begin with an empty cache"
     ):
-        cache.memory(slot, 4 * 576, 576, 576)
+        cache.slots.memory(slot, 4 * 576, 576, 576)
     cache.close()
     again = lc.pipeline.Cache(store="sym8:bucket=128", folder=tmp_path)
     with pytest.raises(ValueError, match="expected slots in sym8:bucket=128"):
-        again.memory(slot, 4 * 576, 576, 576)
+        again.slots.memory(slot, 4 * 576, 576, 576)
     again.close()
 
 
 def test_an_older_state_of_a_cache_is_refused_whole():
     cache = lc.pipeline.Cache(state=True, store="fp32")
-    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, True), 4, 4)
+    memory = cache.slots.memory(lc.pipeline.cache.Slot(0, 0, True), 4, 4)
     memory.restore(7, 1, torch.zeros(16, dtype=torch.uint8))
     state = cache.state_dict()
     for entry in state["rank0"][3].values():

@@ -116,4 +116,4 @@ def test_shapes_and_types_are_no_values():
 
     optimizer = lc.SeedReplay(model, lr=1e-3, samples=2)
     optimizer.step(loss)
-    assert not optimizer._perturbation._in_place
+    assert not optimizer._weights.perturbation._in_place

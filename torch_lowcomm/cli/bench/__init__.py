@@ -4,8 +4,6 @@ torchrun … -m torch_lowcomm bench all_reduce -b 1M -e 64M -f 4 --codec sym4:bu
 python -m torch_lowcomm bench all_gather --codec minmax8            # starts two ranks on this machine
 """
 
-from __future__ import annotations
-
 import argparse
 
 from torch_lowcomm.cli.bench import collectives, launch, link

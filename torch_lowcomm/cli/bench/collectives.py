@@ -1,7 +1,5 @@
 """The bench of one op: its arguments, and the run of one rank."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

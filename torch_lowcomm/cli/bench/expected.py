@@ -1,7 +1,5 @@
 """The expected result of an op: exact values, and how far each element may be from them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

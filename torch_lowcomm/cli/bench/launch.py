@@ -1,7 +1,5 @@
 """Runs this process as a rank of a launcher, or starts ranks on this machine, with deadlines."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -15,8 +15,6 @@ the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counte
 ranks have a line on the connections of the backend itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import statistics
@@ -99,7 +97,10 @@ def run(job: Job) -> int:
     ways = all_gather_json(connections(dist.group.WORLD).popitem()[1])
     if first:
         for host in hosts:
-            print(_host_line(host), flush=True)
+            sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
+            print(
+                f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}", flush=True
+            )
         for line in _ways(ways):
             print(line, flush=True)
         if job.json:
@@ -222,11 +223,6 @@ def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str
     )
     everyone = all_gather_json(mine)
     return [{"rank": r, "address": addresses[r][0], **of} for r, of in enumerate(everyone)]
-
-
-def _host_line(host: dict[str, Any]) -> str:
-    sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
-    return f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}"
 
 
 def _ways(ways: list[list[dict[str, Any]]]) -> list[str]:

@@ -1,7 +1,5 @@
 """One rank of a bench: makes the groups, runs them in turn within every iteration, checks, and combines the ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import statistics

@@ -1,7 +1,5 @@
 """The ops that are measured: how each is called, how many bytes it sends, and what its result must be."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Draws time and bus bandwidth against size."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

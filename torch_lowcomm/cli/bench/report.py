@@ -1,7 +1,5 @@
 """The output of a bench: nccl-tests' table with further columns, and JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

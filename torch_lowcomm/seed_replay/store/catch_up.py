@@ -1,18 +1,13 @@
 """How a machine gets from the weights that it has to the present ones."""
 
-from __future__ import annotations
-
-import logging
-
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.exchange import ReplayMismatch
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
 from torch_lowcomm.seed_replay.store.keys import RunStore
 from torch_lowcomm.seed_replay.store.log import LogGap, RunLog
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class CatchUp:

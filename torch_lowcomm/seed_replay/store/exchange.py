@@ -1,12 +1,9 @@
 """Seed replay among machines that come and go, over a c10d store."""
 
-from __future__ import annotations
-
 import atexit
-import logging
+import inspect
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ from torch.distributed import PrefixStore, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.membership.agreement import expect_equal
+from torch_lowcomm._log import logger
+from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay.exchange import machine_number
@@ -25,16 +23,15 @@ from torch_lowcomm.seed_replay.store.head import Head
 from torch_lowcomm.seed_replay.store.iteration import LEFT, Proposer
 from torch_lowcomm.seed_replay.store.join_requests import JoinRequests
 from torch_lowcomm.seed_replay.store.joining import Joiner
+from torch_lowcomm.seed_replay.store.keeping import Keeper
 from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.log import LogMoved, RunLog, forget_chunks, forget_earlier
+from torch_lowcomm.seed_replay.store.log import RunLog
 from torch_lowcomm.seed_replay.store.names import Names
-from torch_lowcomm.seed_replay.store.options import expect_options
+from torch_lowcomm.seed_replay.store.options import StoreExchangeOptions
 from torch_lowcomm.seed_replay.store.pace import Pace
 from torch_lowcomm.seed_replay.store.run import Run
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 from torch_lowcomm.seed_replay.store.weight_check import other_weights
-
-logger = logging.getLogger("torch_lowcomm")
 
 _VERSION = 2  # of PROTOCOL.md
 _CHECK_WAIT = 0.25  # of T_apply, for a checksum: the others wait for this machine's next message meanwhile
@@ -53,18 +50,8 @@ class StoreExchange(NotCopied):
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
         machine_id: Id of this machine, a number or a name, different from all others; the machine may come back under it.
-        min_machines: The least number of machines with which a run begins.
-        deadline_factor: How long a machine waits for the others' messages, in average iterations.
-        deadline_least_s: The least such wait in seconds.
-        deadline_most_s: The longest such wait in seconds, which also holds until an iteration has been measured.
-        lost_after_s: Seconds of silence at the store after which a machine is gone; another process may take its id then.
-        chunk: Number of iterations whose records are packed into one value; equal on all machines.
-        snapshot_every: Iterations from one snapshot of the weights to the next, a multiple of `chunk`; equal on all machines.
-            The logs, that of the store and `core.log`, lose what is before the last snapshot but one. 0: no snapshots, and
-            whole logs.
-        snapshots: A folder that all machines share, for snapshots; None: they go through the store, in a machine's memory.
-        resync: Whether a machine takes a snapshot if its weights turn out to differ from the run's, in place of raising.
-        timeout: How long the store may take for an answer, and how long to wait for machines to begin with or to be let in.
+        **options: Fields of `StoreExchangeOptions` (`torch_lowcomm.seed_replay`), which has their defaults and meanings:
+            min_machines, lost_after_s, chunk, snapshot_every, timeout and others.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -73,51 +60,29 @@ class StoreExchange(NotCopied):
 
     _instead = "make a new one"
 
-    def __init__(
-        self,
-        store: Store,
-        machine_id: int | str,
-        *,
-        min_machines: int = 1,
-        deadline_factor: float = 4.0,
-        deadline_least_s: float = 5.0,
-        deadline_most_s: float = 300.0,
-        lost_after_s: float = 10.0,
-        chunk: int = 256,
-        snapshot_every: int = 0,
-        snapshots: str | Path | None = None,
-        resync: bool = False,
-        timeout: timedelta = timedelta(minutes=5),
-    ) -> None:
-        expect_options(
-            store,
-            min_machines=min_machines,
-            deadline_factor=deadline_factor,
-            deadline_least_s=deadline_least_s,
-            deadline_most_s=deadline_most_s,
-            lost_after_s=lost_after_s,
-            chunk=chunk,
-            snapshot_every=snapshot_every,
-            timeout=timeout,
-        )
+    def __init__(self, store: Store, machine_id: int | str, **options: Any) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"seed replay: store: expected a torch.distributed.Store, got {type(store).__name__}")
+        self._options = given = StoreExchangeOptions.named(**options)
+        given.expect()
         self.machine = machine_number(machine_id)
-        self._shared, self._name, self._min_machines = store, str(machine_id), min_machines
-        self._lost_after_s, self._timeout_s = lost_after_s, timeout.total_seconds()
-        self._chunk, self._snapshot_every = chunk, snapshot_every
-        self._options = f"store_protocol={_VERSION} chunk={chunk} snapshot_every={snapshot_every}"
+        self._shared, self._name = store, str(machine_id)
         self._store = self._keys()
         self._names, self._requests = Names(self._store), JoinRequests(self._store)
-        self._log = RunLog(self._store, chunk)
-        self._snapshots = Snapshots(self._keys, snapshot_every, None if snapshots is None else Path(snapshots))
-        self._catch_up = CatchUp(self._store, self._log, self._snapshots, resync=resync)
-        self._pace = Pace(deadline_factor, deadline_least_s, deadline_most_s)
+        self._log = RunLog(self._store, given.chunk)
+        folder = None if given.snapshots is None else Path(given.snapshots)
+        self._snapshots = Snapshots(self._keys, given.snapshot_every, folder)
+        self._catch_up = CatchUp(self._store, self._log, self._snapshots, resync=given.resync)
+        self._pace = Pace(given.deadline_factor, given.deadline_least_s, given.deadline_most_s)
         self._beats: list[PatientStore] = []  # clients for signs of life, one for each join()
         # Between join() and leave():
         self._beat: Heartbeat | None = None
+        self._run: Run
         self._founding: Founding
         self._head: Head
         self._proposer: Proposer | None = None
         self._joiner: Joiner
+        self._keeper: Keeper
         self._there: list[int] = []  # machines of the last record
         self._returned = 0  # the iteration of that record
         self._waited_s, self._void, self._dropped, self._warned = 0.0, 0, 0, False
@@ -144,29 +109,21 @@ class StoreExchange(NotCopied):
         """
         if self._beat is not None:
             raise RuntimeError("seed replay: expected leave() before another join(): an exchange serves one optimizer")
-        text = f"{self._options} {core.agreement}"
+        options = self._options
+        fixed = f"store_protocol={_VERSION} chunk={options.chunk} snapshot_every={options.snapshot_every}"
+        text = f"{fixed} {core.agreement}"
         expect_equal("SeedReplay", self._store.set_first("description", text.encode()).decode(), text)
         self._names.claim(self.machine, self._name)
-        self._beats.append(PatientStore(self._client(), self._timeout_s))
-        self._beat = Heartbeat(self._beats[-1], self._name, lost_after_s=self._lost_after_s)
+        self._beats.append(PatientStore(self._client(), options.timeout_s))
+        self._beat = Heartbeat(self._beats[-1], self._name, lost_after_s=options.lost_after_s)
         atexit.register(self._end)
-        alive = self._beat.alive
         try:
-            me = (self.machine, self._name)
-            self._founding = found(
-                self._store,
-                self._requests,
-                self._names,
-                core,
-                me,
-                alive,
-                min_machines=self._min_machines,
-                timeout_s=self._timeout_s,
-            )
+            run = self._run = Run(self._store, self._requests, self._names, self._beat, self.machine)
+            self._founding = found(run, core, min_machines=options.min_machines, timeout_s=options.timeout_s)
             self._head = Head(self._store, self._log, self._founding.commit())
-            run = Run(self._store, self._head, self._requests, self._names)
-            self._proposer = Proposer(run, self._pace, self.machine, self._beat.gone, self._beat.heard)
-            self._joiner = Joiner(run, self._catch_up, self._founding, self.machine, alive, self._timeout_s)
+            self._proposer = Proposer(run, self._head, self._pace)
+            self._joiner = Joiner(run, self._head, self._catch_up, self._founding, options.timeout_s)
+            self._keeper = Keeper(options, self._head, self._log, self._snapshots, self._founding, self.machine)
             commit = self._joiner.join(core)
             if commit is not None:
                 core.apply(commit.record)
@@ -190,8 +147,8 @@ class StoreExchange(NotCopied):
         core.check_message(message, machine=self.machine)
         iteration = core.iteration
         begun = time.monotonic()
-        self._shorten_log(core)
-        self._keep(core)
+        self._keeper.shorten(core, returned=self._returned)
+        self._keeper.keep(core)
         last, commit = self._head.commit, None
         if last.iteration == iteration - 1 and self.machine in last.quorum:
             commit = self._proposer.commit(core, message, lr=lr, weight_decay=weight_decay)
@@ -224,7 +181,7 @@ class StoreExchange(NotCopied):
             ConnectionError: The store is lost.
         """
         wait_s = _CHECK_WAIT * self._pace.deadline_s
-        error = other_weights(self._store, self._names, core, self.machine, self._there, self._gone, wait_s=wait_s)
+        error = other_weights(self._run, core, self._there, wait_s=wait_s)
         if error is None:
             return False
         # Nobody knows whose weights are wrong: with resync, every machine that sees a difference takes a snapshot.
@@ -269,43 +226,6 @@ class StoreExchange(NotCopied):
             "dropped": self._dropped + (0 if self._proposer is None else self._proposer.dropped),
         }
 
-    def _shorten_log(self, core: _C.SeedReplay) -> None:
-        """Cuts the core's log off where the store's begins, except records that the caller may not have seen yet."""
-        if self._snapshot_every:
-            snapshot = core.iteration // self._snapshot_every * self._snapshot_every
-            core.forget_log(before=max(min(snapshot - self._snapshot_every, self._returned), 0))
-
-    def _keep(self, core: _C.SeedReplay) -> None:
-        """Packs the log and takes a snapshot if this machine led the last iteration of a chunk.
-
-        If the run has gone on since, because the caller was away for long, it does nothing: others have packed this chunk, and
-        may have deleted it.
-        """
-        if not (self._log.due(core.iteration) and self._led_last(core)):
-            return
-        self._head.look()
-        if not self._led_last(core):
-            return
-        try:
-            self._log.pack(core, self._founding)
-        except LogMoved:
-            self._head.look()
-            if self._led_last(core):
-                raise
-            return
-        if self._snapshots.due(core.iteration):
-            self._snapshots.write(core, self._founding.iteration, self._forget)
-
-    def _forget(self, store: RunStore, before: int) -> None:
-        """Deletes the log at the store before an iteration."""
-        forget_earlier(store, self._founding)
-        forget_chunks(store, before, self._chunk)
-
-    def _led_last(self, core: _C.SeedReplay) -> bool:
-        """Whether the last known commit is of the iteration before the core's, and this machine led it."""
-        last = self._head.commit
-        return last.leader == self.machine and bool(last.record) and last.iteration == core.iteration - 1
-
     def _compare_rates(self, told: dict[str, Any], lr: float, weight_decay: float) -> None:
         own, agreed = torch.tensor([lr, weight_decay]).tolist(), [told["lr"], told["weight_decay"]]
         if own != agreed and not self._warned:
@@ -318,17 +238,17 @@ class StoreExchange(NotCopied):
                 own,
             )
 
-    def _gone(self) -> set[str]:
-        return set() if self._beat is None else self._beat.gone()
-
     def _end(self) -> None:
         """Ends the threads: none may come back from the store when the interpreter is gone."""
         if self._beat is not None:
             self._beat.stop()
-        self._snapshots.finish(self._timeout_s)
+        self._snapshots.finish(self._options.timeout_s)
 
     def _keys(self) -> RunStore:
-        return RunStore(self._client(), self._timeout_s)
+        return RunStore(self._client(), self._options.timeout_s)
 
     def _client(self) -> PrefixStore:
         return PrefixStore("lowcomm/replay", self._shared.clone())
+
+
+StoreExchange.__signature__ = StoreExchangeOptions.completed(inspect.signature(StoreExchange))  # type: ignore[attr-defined]

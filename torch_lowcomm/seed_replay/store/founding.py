@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.store.commit import Commit
-from torch_lowcomm.seed_replay.store.join_requests import JoinRequest, JoinRequests
-from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.names import Names
+from torch_lowcomm.seed_replay.store.join_requests import JoinRequest
+from torch_lowcomm.seed_replay.store.run import Run
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # between looks at the machines that have come since; doubles
 
@@ -51,17 +49,7 @@ class Founding:
         return Commit(self.iteration - 1, b"", self.machines, self.asked, self.source)
 
 
-def found(
-    store: RunStore,
-    requests: JoinRequests,
-    names: Names,
-    core: _C.SeedReplay,
-    me: tuple[int, str],
-    alive: Callable[[], set[str]],
-    *,
-    min_machines: int,
-    timeout_s: float,
-) -> Founding:
+def found(run: Run, core: _C.SeedReplay, *, min_machines: int, timeout_s: float) -> Founding:
     """Returns how the run at this store began; machines that come to an empty store agree on it first.
 
     1. A machine puts its log to the store, if it has one, and sends a join request with its iteration and checksum.
@@ -70,12 +58,8 @@ def found(
     3. The others read the founding.
 
     Args:
-        store: The run's keys.
-        requests: Join requests at the store.
-        names: Names at the store.
+        run: The run.
         core: The weights that this machine comes with, and their log.
-        me: This machine's number and name.
-        alive: Returns the names of the living machines.
         min_machines: The least number of machines.
         timeout_s: How long to wait for them.
 
@@ -83,21 +67,22 @@ def found(
         TimeoutError: There were too few machines.
         ConnectionError: The store is lost.
     """
+    store, requests, names, beat, machine = run
     value = store.find("founded")
     if value is not None:
         return Founding.decode(value)
     log: bytes = core.log
     if log:
-        store.put_large(f"earlier/{me[0]}", log, first=_C.ReplayRecords(log).first_iteration)
-    store.put(names.mail(me[0]), b"")
-    requests.send(JoinRequest(*me, core.iteration, core.checksum(), len(log)))
+        store.put_large(f"earlier/{machine}", log, first=_C.ReplayRecords(log).first_iteration)
+    store.put(names.mail(machine), b"")
+    requests.send(JoinRequest(machine, names.of(machine), core.iteration, core.checksum(), len(log)))
     deadline, wait_s, seen = time.monotonic() + timeout_s, _FIRST_WAIT_S, 0
     all_requests: list[JoinRequest] = []
     while value is None:
         count = requests.count()
         all_requests += requests.between(seen + 1, count)
         seen = count
-        there = {request.machine: request for request in all_requests if request.name in alive()}
+        there = {request.machine: request for request in all_requests if request.name in beat.alive()}
         if len(there) >= min_machines:
             value = store.set_first("founded", _proposal(list(there.values()), count).encode())
             break
@@ -110,8 +95,8 @@ def found(
         value = store.wait_for("founded", wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
     founding = Founding.decode(value)
-    if log and founding.source != me[0]:
-        store.delete_large_later(f"earlier/{me[0]}", len(log))
+    if log and founding.source != machine:
+        store.delete_large_later(f"earlier/{machine}", len(log))
     return founding
 
 

@@ -1,7 +1,5 @@
 """The key `head`, which says where a run is, and by which machines commit."""
 
-from __future__ import annotations
-
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.keys import RunStore
 from torch_lowcomm.seed_replay.store.log import RunLog

@@ -1,18 +1,15 @@
 """One iteration: machines post messages, and one of them proposes a record and commits it (PROTOCOL.md, "An iteration")."""
 
-from __future__ import annotations
-
-import logging
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.store.commit import Commit
+from torch_lowcomm.seed_replay.store.head import Head
 from torch_lowcomm.seed_replay.store.pace import Pace
 from torch_lowcomm.seed_replay.store.run import Run
-
-logger = logging.getLogger("torch_lowcomm")
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before a message
 LEFT = b"left"  # in the mail of a machine that has left; the others do not wait for it
@@ -23,26 +20,17 @@ class Proposer:
     """This machine's part of every iteration: it posts, looks, and proposes or waits.
 
     Args:
-        run: The run at the store.
+        run: The run. Machines of it that are gone are not waited for.
+        head: The last known commit, and the way to propose another.
         pace: Says how long the others are waited for.
-        machine: This machine's number.
-        gone: Returns the names of machines that were alive and are so no longer; they are not waited for.
-        heard: Is told the names of the machines in a quorum, which is a sign of life.
 
     Attributes:
         dropped: Number of machines whose message this machine no longer waited for.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        pace: Pace,
-        machine: int,
-        gone: Callable[[], set[str]],
-        heard: Callable[[str], None],
-    ) -> None:
-        self._store, self._head, self._requests, self._names = run
-        self._pace, self._machine, self._gone, self._heard = pace, machine, gone, heard
+    def __init__(self, run: Run, head: Head, pace: Pace) -> None:
+        self._store, self._requests, self._names, self._beat, self._machine = run
+        self._head, self._pace = head, pace
         self.dropped = 0
 
     def commit(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> Commit | None:
@@ -62,7 +50,7 @@ class Proposer:
         mail = _STEP.pack(lr, weight_decay) + message
         self._store.put(self._names.mail(self._machine), mail)
         for other in self._head.commit.quorum:  # in the last record, or let in by it
-            self._heard(self._names.of(other))
+            self._beat.heard(self._names.of(other))
         deadline = time.monotonic() + self._pace.deadline_s
         wait_s = self._pace.look_again_s
         # The last machine to post sees all messages. The others need not look: they are told, or look after a while.
@@ -115,7 +103,7 @@ class Proposer:
         return mails, missing, int(requests)
 
     def _all_gone(self, machines: Iterable[int]) -> bool:
-        gone = self._gone() if machines else set()
+        gone = self._beat.gone() if machines else set()
         return all(self._names.of(machine) in gone for machine in machines)
 
     def _propose(

@@ -1,10 +1,7 @@
 """Join requests: which machines want to take part, and which weights they have."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import Any
 
 from torch_lowcomm.seed_replay.store.keys import RunStore
 
@@ -49,7 +46,9 @@ class JoinRequests:
     def between(self, first: int, last: int) -> list[JoinRequest]:
         """Returns the requests `first` to `last`."""
         values = [self._store.find(f"ask/{number}") for number in range(first, last + 1)]
-        return [JoinRequest(**_known_fields(json.loads(value))) for value in values if value is not None]
+        fields = {field.name for field in dataclasses.fields(JoinRequest)}
+        found = [json.loads(value) for value in values if value is not None]
+        return [JoinRequest(**{name: told[name] for name in told.keys() & fields}) for told in found]
 
     def admitted(self, answered: int, count: int, iteration: int) -> list[int]:
         """Answers the requests that have no answer yet: returns the machines that may take part in an iteration.
@@ -70,7 +69,3 @@ class JoinRequests:
         self._store.delete_later([f"ask/{number}" for number in range(answered - 15, answered + 1) if number > 0])
         close = (request.machine for request in new if iteration - _CLOSE <= request.iteration <= iteration)
         return list(dict.fromkeys(close))
-
-
-def _known_fields(told: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: told[field.name] for field in dataclasses.fields(JoinRequest) if field.name in told}

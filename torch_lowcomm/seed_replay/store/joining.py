@@ -1,20 +1,16 @@
 """How a machine comes into a run, for the first time or again (PROTOCOL.md, "Joining" and "Takeover")."""
 
-from __future__ import annotations
-
 import dataclasses
-import logging
 import time
-from collections.abc import Callable
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.store.catch_up import CatchUp
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
+from torch_lowcomm.seed_replay.store.head import Head
 from torch_lowcomm.seed_replay.store.join_requests import JoinRequest
 from torch_lowcomm.seed_replay.store.run import Run
-
-logger = logging.getLogger("torch_lowcomm")
 
 _FIRST_WAIT_S = 1.0  # for the log, before another look at the other keys; doubles
 _LONGEST_WAIT_S = 15.0
@@ -24,26 +20,16 @@ class Joiner:
     """Sends join requests and follows the other machines until it is let in.
 
     Args:
-        run: The run at the store.
+        run: The run.
+        head: The last known commit, and the way to propose another.
         catch_up: Brings weights to the present.
         founding: How the run began.
-        machine: This machine's number.
-        alive: Returns the names of the living machines.
         timeout_s: How long the others may take for an iteration.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        catch_up: CatchUp,
-        founding: Founding,
-        machine: int,
-        alive: Callable[[], set[str]],
-        timeout_s: float,
-    ) -> None:
-        self._store, self._head, self._requests, self._names = run
-        self._catch_up, self._founding, self._machine = catch_up, founding, machine
-        self._alive, self._timeout_s = alive, timeout_s
+    def __init__(self, run: Run, head: Head, catch_up: CatchUp, founding: Founding, timeout_s: float) -> None:
+        self._store, self._requests, self._names, self._beat, self._machine = run
+        self._head, self._catch_up, self._founding, self._timeout_s = head, catch_up, founding, timeout_s
 
     def join(self, core: _C.SeedReplay) -> Commit | None:
         """Brings the core to the present and this machine into the quorum.
@@ -86,7 +72,7 @@ class Joiner:
 
     def _take_over_or_wait(self, core: _C.SeedReplay, deadline: float) -> None:
         """Replaces the quorum of the core's iteration with this machine if all machines in it are gone."""
-        alive, commit = self._alive(), self._head.commit
+        alive, commit = self._beat.alive(), self._head.commit
         names = [self._names.of(machine) for machine in commit.quorum]
         if alive.isdisjoint(names):
             logger.warning("seed replay: iteration %d: %s are gone, going on without them", core.iteration, names)

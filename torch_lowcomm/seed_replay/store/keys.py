@@ -1,7 +1,5 @@
 """The keys of a run at a store: values are bytes, every call has a deadline, and the bytes that travel are counted."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A run's records at the store: the latest under a key each, earlier ones in chunks (PROTOCOL.md, "Log")."""
 
-from __future__ import annotations
-
 import json
 
 from torch_lowcomm import _C

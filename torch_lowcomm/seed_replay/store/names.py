@@ -1,7 +1,5 @@
 """Numbers, names and places of machines."""
 
-from __future__ import annotations
-
 from torch_lowcomm.seed_replay.store.keys import RunStore
 
 

@@ -1,51 +1,65 @@
-"""Checks the options of a StoreExchange."""
+"""The options of a StoreExchange: names, defaults and meanings in one table, and their checks."""
 
-from __future__ import annotations
-
+import dataclasses
 from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
 
-from torch.distributed import Store
+from torch_lowcomm._option_table import OptionTable, at_least, option
+
+_POSITIVE = "a number above 0", lambda value: value > 0
 
 
-def expect_options(
-    store: Store,
-    *,
-    min_machines: int,
-    deadline_factor: float,
-    deadline_least_s: float,
-    deadline_most_s: float,
-    lost_after_s: float,
-    chunk: int,
-    snapshot_every: int,
-    timeout: timedelta,
-) -> None:
-    """Checks types and numbers; the arguments are those of `StoreExchange`.
+@dataclasses.dataclass(frozen=True)
+class StoreExchangeOptions(OptionTable):
+    """How machines at a store meet. `StoreExchange` takes these fields as keyword arguments.
 
-    Raises:
-        TypeError: The store is no store.
-        ValueError: A number is out of its range.
+    Attributes:
+        min_machines: The least number of machines with which a run begins.
+        deadline_factor: How long a machine waits for the others' messages, in average iterations.
+        deadline_least_s: The least such wait in seconds.
+        deadline_most_s: The longest such wait in seconds, which also holds until an iteration has been measured.
+        lost_after_s: Seconds of silence at the store after which a machine is gone; another process may take its id then.
+        chunk: Number of iterations whose records are packed into one value; equal on all machines.
+        snapshot_every: Iterations from one snapshot of the weights to the next, a multiple of `chunk`; equal on all machines.
+            The logs, that of the store and `core.log`, lose what is before the last snapshot but one. 0: no snapshots, and
+            whole logs.
+        snapshots: A folder that all machines share, for snapshots; None: they go through the store, in a machine's memory.
+        resync: Whether a machine takes a snapshot if its weights turn out to differ from the run's, in place of raising.
+        timeout: How long the store may take for an answer, and how long to wait for machines to begin with or to be let in.
     """
-    if not isinstance(store, Store):
-        raise TypeError(f"seed replay: store: expected a torch.distributed.Store, got {type(store).__name__}")
-    for name, count, at_least in (
-        ("min_machines", min_machines, 1),
-        ("chunk", chunk, 1),
-        ("snapshot_every", snapshot_every, 0),
-    ):
-        if isinstance(count, bool) or not isinstance(count, int) or count < at_least:
-            raise ValueError(f"seed replay: {name}: expected an integer of {at_least} or more, got {count!r}")
-    if snapshot_every % chunk:
-        raise ValueError(f"seed replay: snapshot_every: expected a multiple of chunk, {chunk}, got {snapshot_every}")
-    for name, value in (
-        ("deadline_factor", deadline_factor),
-        ("deadline_least_s", deadline_least_s),
-        ("lost_after_s", lost_after_s),
-        ("timeout", timeout.total_seconds()),
-    ):
-        if not value > 0:
-            raise ValueError(f"seed replay: {name}: expected a number above 0, got {value!r}")
-    if not deadline_most_s >= deadline_least_s:
-        raise ValueError(
-            f"seed replay: deadline_most_s: expected deadline_least_s, {deadline_least_s!r}, or more, got "
-            f"{deadline_most_s!r}"
-        )
+
+    owner: ClassVar[str] = "seed replay"
+
+    min_machines: int = at_least(1, 1)
+    deadline_factor: float = option(4.0, *_POSITIVE)
+    deadline_least_s: float = option(5.0, *_POSITIVE)
+    deadline_most_s: float = 300.0
+    lost_after_s: float = option(10.0, *_POSITIVE)
+    chunk: int = at_least(256, 1)
+    snapshot_every: int = at_least(0, 0)
+    snapshots: str | Path | None = None
+    resync: bool = False
+    timeout: timedelta = option(timedelta(minutes=5), "a time above 0", lambda time: time > timedelta())  # noqa: RUF009
+
+    @property
+    def timeout_s(self) -> float:
+        """`timeout` in seconds."""
+        return self.timeout.total_seconds()
+
+    def expect(self) -> None:
+        """Checks the options.
+
+        Raises:
+            ValueError: A number is out of its range.
+        """
+        self.expect_in_range()
+        if self.snapshot_every % self.chunk:
+            raise ValueError(
+                f"seed replay: snapshot_every: expected a multiple of chunk, {self.chunk}, got {self.snapshot_every}"
+            )
+        if not self.deadline_most_s >= self.deadline_least_s:
+            raise ValueError(
+                f"seed replay: deadline_most_s: expected deadline_least_s, {self.deadline_least_s!r}, or more, got "
+                f"{self.deadline_most_s!r}"
+            )

@@ -1,7 +1,5 @@
 """How long a machine waits for the others' messages."""
 
-from __future__ import annotations
-
 import time
 
 _KEPT = 0.75  # of the average, when a new measurement comes

@@ -1,18 +1,14 @@
 """Snapshots of the weights, for machines to which the log does not reach back (PROTOCOL.md, "Snapshots")."""
 
-from __future__ import annotations
-
 import json
-import logging
 import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from torch_lowcomm import _C
+from torch_lowcomm._log import logger
 from torch_lowcomm.seed_replay.store.keys import RunStore
-
-logger = logging.getLogger("torch_lowcomm")
 
 
 class Snapshots:

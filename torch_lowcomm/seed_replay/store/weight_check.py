@@ -1,40 +1,24 @@
 """Compares this machine's weights with those of one other machine."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Callable
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.exchange import ReplayMismatch
-from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.names import Names
+from torch_lowcomm.seed_replay.store.run import Run
 
 _POLL_S = 0.01
 
 
-def other_weights(
-    store: RunStore,
-    names: Names,
-    core: _C.SeedReplay,
-    machine: int,
-    machines: list[int],
-    gone: Callable[[], set[str]],
-    *,
-    wait_s: float,
-) -> ReplayMismatch | None:
+def other_weights(run: Run, core: _C.SeedReplay, machines: list[int], *, wait_s: float) -> ReplayMismatch | None:
     """Compares checksums with one of `machines`, drawn at random; all machines call it after the same iterations.
 
     A machine that is gone, or that does not send its checksum in time, is not compared with.
 
     Args:
-        store: The run's keys.
-        names: Names at the store.
+        run: The run.
         core: The core that has this machine's weights.
-        machine: This machine's number.
         machines: The machines of the last record.
-        gone: Returns the names of machines that were alive and are so no longer.
         wait_s: Seconds to wait for the other machine's checksum.
 
     Returns:
@@ -43,13 +27,13 @@ def other_weights(
     Raises:
         ConnectionError: The store is lost.
     """
-    mine, iteration = core.checksum(), core.iteration
+    store, machine, mine, iteration = run.store, run.machine, core.checksum(), core.iteration
     store.put(f"sum/{machine}", f"{iteration} {mine}".encode())
     others = [other for other in machines if other != machine]
     if not others:
         return None
     peer = random.choice(others)
-    name = names.of(peer)
+    name = run.names.of(peer)
     deadline = time.monotonic() + wait_s
     while True:
         at, theirs = map(int, (store.find(f"sum/{peer}") or b"-1 0").split())
@@ -58,6 +42,6 @@ def other_weights(
                 f"seed replay: expected the same weights as machine {name!r} at iteration {iteration}, with checksum "
                 f"{theirs:#010x}, got {mine:#010x}"
             )
-        if at >= iteration or name in gone() or time.monotonic() > deadline:
+        if at >= iteration or name in run.beat.gone() or time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)

@@ -1,0 +1,5 @@
+"""The package's logger."""
+
+import logging
+
+logger = logging.getLogger("torch_lowcomm")

@@ -1,0 +1,76 @@
+"""Options that stand in one table: a frozen dataclass whose fields an object takes as keyword arguments."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+Table = TypeVar("Table", bound="OptionTable")
+
+
+def option(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
+    """Makes a field with a range.
+
+    Args:
+        default: Its default.
+        words: What is expected, for an error.
+        holds: Whether a value, which is not None, is in the range.
+    """
+    return dataclasses.field(default=default, metadata={"words": words, "holds": holds})
+
+
+def at_least(default: int | None, least: int) -> Any:
+    """Makes a field for an integer of `least` or more."""
+
+    def holds(count: Any) -> bool:
+        return isinstance(count, int) and not isinstance(count, bool) and count >= least
+
+    return option(default, f"an integer of {least} or more", holds)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionTable:
+    """The base of a table: names, types and defaults are its fields, meanings its docstring.
+
+    Attributes:
+        owner: The class that takes the options, which begins an error.
+        symbols: Names in papers, by which a caller may mean a field.
+    """
+
+    owner: ClassVar[str]
+    symbols: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def named(cls: type[Table], **options: Any) -> Table:
+        """Makes a table of the options that a caller has named.
+
+        Raises:
+            TypeError: There is no option of a name.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in fields:
+                near = difflib.get_close_matches(cls.symbols.get(name, name), fields, n=1)
+                meant = f" (did you mean {near[0]}?)" if near else ""
+                raise TypeError(f"{cls.owner}: expected one of the options {', '.join(fields)}, got {name!r}{meant}")
+        return cls(**options)
+
+    def expect_in_range(self) -> None:
+        """Checks the fields that have a range.
+
+        Raises:
+            ValueError: A value is outside; the message has the name, what was expected, and the value.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.metadata and value is not None and not field.metadata["holds"](value):
+                raise ValueError(f"{self.owner}: {field.name}: expected {field.metadata['words']}, got {value!r}")
+
+    @classmethod
+    def completed(cls, signature: inspect.Signature) -> inspect.Signature:
+        """Returns a signature that ends in `**options`, with the fields and their defaults in that place, for `help()`."""
+        given = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        fields = [p for name, p in inspect.signature(cls).parameters.items() if name not in signature.parameters]
+        only = inspect.Parameter.KEYWORD_ONLY
+        return signature.replace(parameters=[*given, *(p.replace(kind=only) for p in fields)])

@@ -1,0 +1,88 @@
+"""A group of machines, and how a process connects to it."""
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import DistBackendError, PrefixStore, Store
+
+from torch_lowcomm import _C
+from torch_lowcomm._create import make_gloo, make_nccl
+from torch_lowcomm.membership.site import Site
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineGroup:
+    """A group of machines or sites.
+
+    Attributes:
+        number: Number of the group, counted at the store; each group has separate keys.
+        machines: Ids of the machines or sites, by rank.
+        rank: Rank of this machine or site.
+        backends: The group's lowcomm backends, one for each stripe that this process asked for. They are no c10d process
+            groups: only optimizers of this package use them.
+    """
+
+    number: int
+    machines: tuple[str, ...]
+    rank: int
+    backends: tuple[_C.LowcommBackend, ...]
+
+    def abort(self) -> None:
+        """Ends the group at once; ops under way raise."""
+        for backend in self.backends:
+            backend.abort()
+
+    def shutdown(self) -> None:
+        """Ends the group after its ops."""
+        for backend in self.backends:
+            backend.shutdown()
+
+
+class Connector:
+    """Connects one process of a machine to the groups that its machine is in.
+
+    Args:
+        store: That of all machines, under the prefix of groups.
+        machine_id: Id of this machine.
+        site: The processes of this machine.
+        options: Options of the groups.
+        timeout: Their progress deadline.
+    """
+
+    def __init__(self, store: Store, machine_id: str, site: Site, options: _C.Options, timeout: timedelta) -> None:
+        self._groups, self._id, self._site, self._options, self._timeout = store, machine_id, site, options, timeout
+
+    def connect(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
+        """Connects this process's stripes; if a rank of the site cannot, none has.
+
+        Raises:
+            DistBackendError: A machine or a rank of the site did not come, or failed.
+        """
+        rank = list(machines).index(self._id)
+        backends: list[_C.LowcommBackend] = []
+        failed = None
+        try:
+            for stripe in stripes:
+                backends.append(
+                    _C.create_backend(
+                        PrefixStore(f"{number}/{stripe}", self._groups),
+                        rank,
+                        len(machines),
+                        self._options,
+                        self._timeout,
+                        f"lowcomm-members-{number}-{stripe}",
+                        list(range(len(machines))),
+                        make_gloo,
+                        make_nccl,
+                    )
+                )
+        except Exception as error:  # whatever it is, the other ranks wait for this one's word
+            failed = error
+        try:
+            self._site.agree(failed)
+        except DistBackendError:
+            for backend in backends:
+                backend.abort()
+            raise
+        return MachineGroup(number, tuple(machines), rank, tuple(backends))
