@@ -2,7 +2,7 @@
 
 benchmarks/results/codec_errors.md has the definitions.
 
-python benchmarks codec_errors [--json FILE] [--plot FILE]
+python benchmarks codec_errors [--json FILE]
 
 Trains the byte GPT of examples/ in one process, takes the tensors that the methods send, and codes each of them.
 """
@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import data
 import model
-import pictures
 import torch
 from report import Gate, finish, heading
 
@@ -139,54 +137,16 @@ def gates(rows: list[Row]) -> list[Gate]:
     ]
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """A panel a kind: error against bits, a line a family."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(16, 9), sharex=True, sharey=True, layout="constrained")
-    families = list(dict.fromkeys(row.family for row in rows))
-    styles: dict[str, Any] = {
-        family: {"color": plt.get_cmap("tab20")(i % 20), "marker": "osv^D<>Pp*"[i % 10]}
-        for i, family in enumerate(families)
-    }
-    styles["gauss"]["color"] = "black"
-    for axis, kind in zip(axes.flat, KINDS, strict=False):
-        for family in families:
-            points = [(row.bits, row.error[kind]) for row in rows if row.family == family]
-            axis.plot(*zip(*points, strict=True), label=family, markersize=4, linewidth=1, **styles[family])
-        axis.set_title(kind)
-        axis.set_yscale("log")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
-        axis.grid(alpha=0.3)
-    for axis in axes[1]:
-        axis.set_xlabel("bits an element")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("relative L2 error")
-    legend = axes.flat[len(KINDS)]
-    legend.axis("off")
-    legend.legend(*axes.flat[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pictures.shrink(path)
-
-
 def main() -> int:
     """The exit status: 1 when a gate fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     print(heading("codec_errors", warm_up_steps=WARM_UP, outer_steps=OUTER))
     print(f"# {'codec':<38} {'bits':>6}" + "".join(f" {kind:>16}" for kind in KINDS))
     rows = measure(tensors())
     for row in rows:
         print(f"  {row.codec:<38} {row.bits:>6.2f}" + "".join(f" {row.error[kind]:>16.4f}" for kind in KINDS))
-    if arguments.plot:
-        draw(rows, arguments.plot)
     content = {
         "configuration": {"warm_up_steps": WARM_UP, "outer_steps": OUTER, "batch": BATCH},
         "rows": [dataclasses.asdict(row) for row in rows],

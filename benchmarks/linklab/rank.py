@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 import warnings
 import zlib
@@ -18,6 +15,7 @@ import torch.distributed as dist
 
 import torch_lowcomm as lc
 from linklab import cases, raw
+from linklab.job import job_of_host, leave
 
 TIMEOUT_S = 120
 RAW_PORT = 29300
@@ -152,52 +150,18 @@ def measure(op: str, elements: int, repetitions: int, warm_up: int, sockets: dic
     return list(rows.values())
 
 
-def measure_bytes(op: str, elements: int) -> list[dict[str, Any]]:
-    """Bytes of one call by group size, the world's first ranks of it; None of a rank that is not among them."""
-    rows = []
-    for size in range(2, dist.get_world_size() + 1):
-        groups, refused = groups_of(cases.KEYS[op], list(range(size)))
-        for name in (EXACT, CODED):
-            row: dict[str, Any] = {"op": op, "group": name, "ranks": size, "counted_bytes": None, "good": True}
-            if name not in groups:
-                row["refused"] = refused
-            elif dist.get_rank() < size:
-                case = cases.make(op, dist.get_rank(), size, elements)
-                row |= check(case, name, groups[name])
-                row["needed_bytes"] = case.needed_bytes(cases.CODEC if name == CODED else None)
-                if name == CODED and (why := went_exact(groups[name])):
-                    row["refused"] = why
-            rows.append(row)
-        dist.barrier()
-        if dist.get_rank() < size:
-            for group in groups.values():
-                dist.destroy_process_group(group)
-    return rows
-
-
-def main(path: Path) -> None:
+def main() -> None:
     """Measures what the job asks for."""
     warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     torch.set_num_threads(1)
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if job["bytes_only"]:
-        rows = [row for op in job["ops"] for row in measure_bytes(op, job["elements"])]
-    else:
-        sockets = raw.mesh(rank, job["addresses"], RAW_PORT, TIMEOUT_S)
-        rows = [
-            row
-            for op in job["ops"]
-            for row in measure(op, job["elements"], job["repetitions"], job["warm_up"], sockets)
-        ]
-    assert size == len(job["addresses"]), (size, job["addresses"])
-    path.with_name(f"rank{rank}.json").write_text(json.dumps(rows))
+    sockets = raw.mesh(dist.get_rank(), job["addresses"], RAW_PORT, TIMEOUT_S)
+    options = job["elements"], job["repetitions"], job["warm_up"], sockets
+    finish([row for op in cases.KEYS for row in measure(op, *options)])
     dist.barrier()
-    # Plain gloo may abort as its process ends, after everything is done: skip its teardown.
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -7,7 +7,7 @@ from typing import Any
 
 from report import Gate
 
-from linklab.rank import CODED, CODED_TCP, CODES, EXACT, EXACT_TCP
+from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP
 
 # (set, op) -> (column, least) of the op with 4 bits.
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "exchange")
@@ -38,10 +38,9 @@ CODED_TCP_LEAST: dict[tuple[str, str], list[tuple[str, float]]] = {
 EXACT_TCP_LEAST = {("unshaped", op): 1.0 for op in ("all_gather", "reduce_scatter", "all_reduce")}
 _COLUMN = {"of_ideal": "share of the ideal", "of_raw": "share of the raw exchange", "times_gloo": "times gloo fp32"}
 FRAMES = 1.01  # bytes sent / bytes of codes: what frames may cost
-GROWTH = 0.01
 
 
-def gates(rows: list[dict[str, Any]], counts: list[dict[str, Any]]) -> list[Gate]:
+def gates(rows: list[dict[str, Any]]) -> list[Gate]:
     """A gate a target; of an op that refused it, one that fails with NaN."""
     found = []
     for row in rows:
@@ -58,11 +57,7 @@ def gates(rows: list[dict[str, Any]], counts: list[dict[str, Any]]) -> list[Gate
             found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_LEAST[key]))
         elif row["group"] == EXACT_TCP and key in EXACT_TCP_LEAST:
             found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_TCP_LEAST[key]))
-    for op, group in dict.fromkeys((row["op"], row["group"]) for row in counts):
-        mine = [row for row in counts if (row["op"], row["group"]) == (op, group)]
-        if group in CODES or None not in (row.get("counted_bytes") for row in mine):
-            found.append(Gate(f"{op} {group}: bytes against (W-1)/W, 2 to 8 ranks", _growth(mine), "<=", GROWTH))
-    wrong = sum(row.get("wrong", 0) for row in (*rows, *counts))
+    wrong = sum(row.get("wrong", 0) for row in rows)
     found.append(Gate("results that are not what they must be, all rows and ranks", wrong, "==", 0))
     return found
 
@@ -70,11 +65,3 @@ def gates(rows: list[dict[str, Any]], counts: list[dict[str, Any]]) -> list[Gate
 def _framing(row: dict[str, Any]) -> float:
     count = row.get("counted_bytes")
     return math.nan if count is None else count / row["needed_bytes"]
-
-
-def _growth(rows: list[dict[str, Any]]) -> float:
-    """The largest deviation from what two ranks send, by the share that each number of ranks must."""
-    if any(row.get("counted_bytes") is None for row in rows):
-        return math.nan
-    unit = {row["ranks"]: row["counted_bytes"] / ((row["ranks"] - 1) / row["ranks"]) for row in rows}
-    return max(abs(one / unit[2] - 1) for one in unit.values())

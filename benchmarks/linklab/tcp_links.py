@@ -18,7 +18,6 @@ from typing import Any
 
 import report
 
-from linklab import transport_alone
 from linklab.errors import LabError, LabUnavailable
 from linklab.job import run_on_hosts
 from linklab.lab import Lab
@@ -60,7 +59,7 @@ SETS = {
     "far, cubic": Set(2, **_FAR, congestion="cubic"),
     "far, cubic, 4 hosts": Set(4, **_FAR, congestion="cubic"),
     "sizes": Set(2, "unshaped", tuple((op, n, ("gloo", "exact")) for op in SUMS for n in SIZES)),
-    "message": Set(2, "unshaped", (("exchange", 8 * MIB, ("gloo", "exact", "alone")),)),
+    "message": Set(2, "unshaped", (("exchange", 8 * MIB, ("gloo", "exact")),)),
     "cpu": Set(2, **_EXACT),
     "cpu, secret": Set(2, **_EXACT, secret=True),
     "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, ("gloo", "coded")),), busy=True),
@@ -79,7 +78,6 @@ SHARES = {
     "busy": 0.85,
 }
 MOST_CPU, MOST_SECRET_CPU_S_A_GB, MOST_ROUND_TRIP_S = 0.4, 1.5, 0.035
-LEAST_MESSAGE, MOST_MESSAGE_CPU = 1.6, 0.65
 
 
 def parse() -> argparse.Namespace:
@@ -99,7 +97,6 @@ def measure(name: str, chosen: Set, *, quick: bool) -> list[dict[str, Any]]:
         "repetitions": 3 if quick else 9,
         "secret": secrets.token_urlsafe(32) if chosen.secret else "",
         "busy": os.cpu_count() if chosen.busy else 0,
-        "alone": str(transport_alone.program()) if any("alone" in kinds for _, _, kinds in measures) else "",
     }
     env = {"LOWCOMM_CONGESTION": chosen.congestion} if chosen.congestion else {}
     with Lab(hosts=chosen.hosts, rate=chosen.rate, delay=chosen.delay, loss=chosen.loss) as lab:
@@ -147,9 +144,9 @@ def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
     of = {(row["set"], row["op"], row["elements"], row["kind"]): row for row in rows}
     held = []
 
-    def ratio(key: tuple[str, str, int], field: str, kind: str = "exact") -> float:
+    def ratio(key: tuple[str, str, int], field: str) -> float:
         gloo = of.get((*key, "gloo"))
-        return gloo[field] / of[(*key, kind)][field] if gloo else math.nan
+        return gloo[field] / of[(*key, "exact")][field] if gloo else math.nan
 
     for row in rows:
         name, op, elements, kind = row["set"], row["op"], row["elements"], row["kind"]
@@ -163,12 +160,6 @@ def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
             held.append(
                 report.Gate(f"{what} of {size}: times gloo", ratio((name, op, elements), "median_s"), ">=", 1.0)
             )
-        elif kind == "alone":
-            what = f"{name}, transport alone"
-            times = ratio((name, op, elements), "median_s", kind)
-            held.append(report.Gate(f"{what}: times gloo", times, ">=", LEAST_MESSAGE))
-            cpu = 1 / ratio((name, op, elements), "cpu_s", kind)
-            held.append(report.Gate(f"{what}: CPU / gloo's", cpu, "<=", MOST_MESSAGE_CPU))
         elif kind == "exact" and name == "cpu":
             cpu = 1 / ratio((name, op, elements), "cpu_s")
             held.append(report.Gate(f"{what}: CPU / gloo's", cpu, "<=", MOST_CPU))

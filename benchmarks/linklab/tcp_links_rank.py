@@ -8,7 +8,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
-from linklab import cases, transport_alone
-from linklab.job import job_of_host
+from linklab import cases
+from linklab.job import job_of_host, leave
 
 PAUSE_S = 0.01
 WARM_UP = 2
@@ -56,17 +55,6 @@ def retransmitted(group: dist.ProcessGroup) -> int:
     return sum(one["retransmitted"] for one in lc.connections(group)[group.group_name])
 
 
-@contextlib.contextmanager
-def transport_exchange(program: str, elements: int) -> Iterator[transport_alone.Exchange]:
-    """An exchange of `elements` float32 by two programs over the transport alone; they meet in a folder of rank 0's."""
-    with tempfile.TemporaryDirectory(prefix="lowcomm-alone-") as mine:
-        folder = [mine]
-        dist.broadcast_object_list(folder)
-        with transport_alone.running(program, folder[0], dist.get_rank(), 4 * elements) as exchange:
-            yield exchange
-        dist.barrier()  # the folder is still the other rank's
-
-
 def timed(call: Callable[[], object]) -> tuple[float, float, float]:
     """When a call began and ended, and CPU seconds until all ranks are through: what is left to be sent costs CPU too."""
     cpu, start = time.process_time(), time.monotonic()
@@ -76,27 +64,16 @@ def timed(call: Callable[[], object]) -> tuple[float, float, float]:
     return start, end, time.process_time() - cpu
 
 
-def measure(op: str, elements: int, kinds: list[str], repetitions: int, program: str) -> list[dict[str, Any]]:
+def measure(op: str, elements: int, kinds: list[str], repetitions: int) -> list[dict[str, Any]]:
     """A row a kind of group, which take turns in every repetition; times are those of one clock, which all hosts have."""
-    if "alone" not in kinds:
-        return measure_groups(op, elements, kinds, repetitions, {})
-    with transport_exchange(program, elements) as exchange:
-        rest = [kind for kind in kinds if kind != "alone"]
-        return measure_groups(op, elements, rest, repetitions, {"alone": exchange})
-
-
-def measure_groups(
-    op: str, elements: int, kinds: list[str], repetitions: int, others: dict[str, transport_alone.Exchange]
-) -> list[dict[str, Any]]:
-    """As `measure`, of groups and of what is no group."""
     case = cases.make(op, dist.get_rank(), dist.get_world_size(), elements)
     groups = {kind: group_of(kind, op) for kind in kinds}
     calls = {kind: functools.partial(timed, functools.partial(case.call, group)) for kind, group in groups.items()}
-    rows = {kind: {"times": [], "cpu_s": []} for kind in (*kinds, *others)}
+    rows = {kind: {"times": [], "cpu_s": []} for kind in kinds}
     counts: dict[str, tuple[int, int]] = {}
     for repetition in range(-WARM_UP, repetitions):
-        for kind, call in (calls | others).items():
-            if kind in groups and kind != "gloo" and repetition == 0:
+        for kind, call in calls.items():
+            if kind != "gloo" and repetition == 0:
                 counts[kind] = sent_bytes(groups[kind]), retransmitted(groups[kind])
             case.prepare()
             dist.barrier()
@@ -147,17 +124,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with busy_cores(job["busy"] if dist.get_rank() == 0 else 0):
         for op, elements, kinds in job["measures"]:
-            measured: Callable[[], list[dict[str, Any]]] = (
-                (lambda n=elements: measure_control(n, job["repetitions"]))
-                if kinds == ["control"]
-                else (lambda o=op, n=elements, k=kinds: measure(o, n, k, job["repetitions"], job["alone"]))
-            )
-            rows += measured()
+            if kinds == ["control"]:
+                rows += measure_control(elements, job["repetitions"])
+            else:
+                rows += measure(op, elements, kinds, job["repetitions"])
         dist.barrier()
     finish(rows)
-    # Plain gloo may abort as its process ends, after everything is done: skip its teardown.
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

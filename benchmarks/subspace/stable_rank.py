@@ -20,7 +20,6 @@ import classifier
 import report
 import torch
 from convergence import pretrained
-from convergence.subspace.rank import stable_rank
 from torch import Tensor, nn
 
 import torch_lowcomm as lc
@@ -39,6 +38,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two windows")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+def stable_rank(matrix: Tensor) -> float:
+    """‖A‖²_F / ‖A‖²₂."""
+    return float(matrix.square().sum() / torch.linalg.matrix_norm(matrix, 2).square())
 
 
 def matrices(model: nn.Module, tokens: Tensor) -> dict[str, list[Tensor]]:

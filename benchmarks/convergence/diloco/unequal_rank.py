@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import torch_lowcomm as lc
 from convergence.diloco.rank import SHAPE, outer_bytes
-from convergence.validation import perplexity
+from convergence.training import perplexity
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,21 +7,25 @@ shows an attention layer and the head; here the head has under 100,000 elements,
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import launch
-import pictures
 from report import Gate
 from tables import Table, to_json
 
-from convergence.fsdp import errors_rank
-from convergence.fsdp.levels import MODEL, learned_at
-from convergence.fsdp.runs import RANKS
+from convergence.fsdp import runs as fsdp_runs
+from convergence.fsdp.rank import Configuration
+from torch_lowcomm.fsdp.levels import PAPERS_STEPS
 
+PAPERS_RUN = 4800  # steps, of GPT-125M on C4
+MODEL = {"width": 256, "layers": 2}  # its matrices have over 100,000 elements, and learn
 STEPS, EVERY = 200, 10
 BITS = {"weights": 5, "gradients": 4}
 SHOWN = {"blocks.0.attention.qkv.weight": "attention", "blocks.0.up.weight": "MLP"}
+
+
+def learned_at(steps: int) -> tuple[int, ...]:
+    """The paper's steps at which levels are learned, as shares of a run of so many."""
+    return tuple(round(at * steps / PAPERS_RUN) for at in PAPERS_STEPS)
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
@@ -38,7 +42,11 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     steps, every = (6, 2) if quick else (STEPS, EVERY)
     at = (1,) if quick else learned_at(steps)
     ways = {"learned once": at[:1]} if quick else {"learned once": at[:1], "learned three times": at}
-    runs = [run(name, steps, every, learn_at) for name, learn_at in ways.items()]
+    specs = {what: f"levels{bits}:bucket=1024" for what, bits in BITS.items()}
+    runs = []
+    for name, learn_at in ways.items():
+        c = Configuration(steps=steps, learn_at=learn_at, errors_every=every, validation_batches=0, **specs, **MODEL)
+        runs.append(of_run(name, fsdp_runs.run(name, c)["ranks"], learn_at))
     bound, loose = (1.1, ", loose") if quick else (1.0, "")
     gates = []
     for entry in runs:
@@ -50,16 +58,17 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     return {"tables": to_json([table]), "errors": runs}, gates
 
 
-def run(name: str, steps: int, every: int, learn_at: tuple[int, ...]) -> dict[str, Any]:
-    """One training: relative errors of all ranks' shards together."""
-    job = {"steps": steps, "every": every, "learn_at": learn_at, "shape": MODEL}
-    ranks = launch.run(errors_rank.train, ranks=RANKS, deadline_s=60 + 4.0 * steps, world=RANKS, **job)
-    entry: dict[str, Any] = {"name": name, "learn_at": list(learn_at), "step": ranks[0]["step"]}
+def of_run(name: str, ranks: list[dict[str, Any]], learn_at: tuple[int, ...]) -> dict[str, Any]:
+    """Relative errors of all ranks' shards together."""
+    points = [rank["errors"] for rank in ranks]
+    entry: dict[str, Any] = {"name": name, "learn_at": list(learn_at), "step": [int(step) for step in points[0]]}
     for what in BITS:
         entry[what] = {}
-        for tensor in ranks[0][what]:
-            points = zip(*(rank[what][tensor] for rank in ranks), strict=True)
-            sums = [[sum(part) for part in zip(*of_ranks, strict=True)] for of_ranks in points]
+        for tensor in next(iter(points[0].values()))[what]:
+            sums = [
+                [sum(part) for part in zip(*(rank[step][what][tensor] for rank in points), strict=True)]
+                for step in points[0]
+            ]
             entry[what][tensor] = {
                 way: [math.sqrt(point[i] / point[2]) for point in sums] for i, way in enumerate(("learned", "even"))
             }
@@ -78,50 +87,17 @@ def worst(entry: dict[str, Any], what: str) -> float:
 
 def table_of(runs: list[dict[str, Any]]) -> Table:
     """A row a tensor and run: even levels' error and the ratio, at the first measurement after learning, and at the last."""
+    steps = runs[0]["step"]
+    first = next(i for i, step in enumerate(steps) if step > runs[0]["learn_at"][0])
     rows = []
     for what, bits in BITS.items():
         for tensor, label in SHOWN.items():
             for entry in runs:
-                errors = entry[what][tensor]
-                first = next(i for i, step in enumerate(entry["step"]) if step > entry["learn_at"][0])
                 row = [f"{what}, {bits} bits", label, entry["name"]]
                 for at in (first, -1):
-                    even, learned = errors["even"][at], errors["learned"][at]
+                    even, learned = (entry[what][tensor][way][at] for way in ("even", "learned"))
                     row += [f"{even:.4f}", f"{learned:.4f}", f"{learned / even:.3f}"]
                 rows.append(row)
-    steps = [next(step for step in runs[0]["step"] if step > runs[0]["learn_at"][0]), runs[0]["step"][-1]]
     columns = ["what", "layer", "levels"]
-    columns += [f"step {step}: {cell}" for step in steps for cell in ("even", "learned", "ratio")]
+    columns += [f"step {steps[at]}: {cell}" for at in (first, -1) for cell in ("even", "learned", "ratio")]
     return Table("relative L2 error of even and of learned levels (the paper's Figures 7 and 8)", columns, rows)
-
-
-def draw(errors: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Writes a PNG: a panel a tensor's weights and a panel its gradients, with a dashed line where levels are learned."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        len(BITS), len(SHOWN), figsize=(9.6, 6.4), dpi=140, layout="constrained", sharex=True
-    )
-    for row, (what, bits) in zip(panels, BITS.items(), strict=True):
-        for axes, (tensor, label) in zip(row, SHOWN.items(), strict=True):
-            for entry in errors:
-                axes.plot(entry["step"], entry[what][tensor]["learned"], label=entry["name"])
-                axes.plot(entry["step"], entry[what][tensor]["even"], "--", color="gray", alpha=0.6, linewidth=1)
-            for step in errors[-1]["learn_at"]:
-                axes.axvline(step, linestyle=":", color="gray", linewidth=0.8)
-            axes.set_title(f"{what} in {bits} bits, {label}", fontsize=9)
-            axes.set_ylim(bottom=0)
-            axes.grid(alpha=0.3)
-    panels[-1][0].set_xlabel("step")
-    panels[-1][1].set_xlabel("step")
-    panels[0][0].set_ylabel("relative L2 error")
-    panels[1][0].set_ylabel("relative L2 error")
-    panels[0][0].legend(fontsize=8, title="dashed: even levels of the same run", title_fontsize=7)
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pictures.shrink(path)
-    pyplot.close(figure)

@@ -75,7 +75,7 @@ def drawn(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The first seed's curves of the runs that are drawn, the exact one first."""
     first = {curve["name"]: curve for curve in content["curves"] if curve["seed"] == 0}
     chosen = {name: curve for name, curve in first.items() if name.endswith(_SETTING)}
-    if "replicas_bits" in next(iter(first.values())):
+    if next(iter(first.values())).get("replicas_bits"):
         chosen = {name: curve for name, curve in first.items() if not name.endswith((", global", ", DiLoCoX"))}
     return dict(sorted(chosen.items(), key=lambda item: not item[0].startswith("exact")))
 

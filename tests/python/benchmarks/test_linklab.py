@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -134,11 +135,7 @@ def shaped(row):
 @pytest.mark.later
 def test_the_lab_is_what_it_says(lab):
     rows = validate.validate(lab, tries=2)
-    assert [(row.what, row.way) for row in rows] == [
-        ("goodput", "1 to 0"),
-        ("goodput", "0 to 1"),
-        ("exchange", "0 and 1"),
-    ]
+    assert [(row.what, row.way) for row in rows] == [("goodput", "1 to 0"), ("goodput", "0 to 1")]
     assert shaped(rows[0]) and shaped(rows[1]), validate.table(rows)
 
 
@@ -258,10 +255,12 @@ def test_a_host_behind_a_router_dials_and_is_not_dialled(may_make_labs):
 
 
 def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
-    with Lab(loss="2%") as lab:
-        rows = validate.validate(lab, only={"loss"})
-    assert [row.way for row in rows] == ["1 to 0", "0 to 1"]
-    assert all(row.holds and row.measured > 0 for row in rows), validate.table(rows)
+    with Lab(rate="10mbit", loss="2%") as lab:
+        validate.validate(lab, tries=1, only={"goodput"})
+        frames = lab._forwarder.counts()
+    share = frames["lost"] / (frames["lost"] + frames["forwarded"])
+    deviation = math.sqrt(0.02 * 0.98 / (frames["lost"] + frames["forwarded"]))
+    assert frames["lost"] > 0 and abs(share - 0.02) < 5 * deviation, frames
 
 
 # ---- the end ----
@@ -349,7 +348,7 @@ def test_what_is_measured_is_judged():
     assert joined[2]["times_gloo"] == pytest.approx(1.01 / 0.11)
     assert joined[2]["of_ideal"] == pytest.approx(link.ideal_s(1 << 20, 100e6) / 0.11)
     assert [row.get("wrong") for row in joined] == [0, 0, 1, 0, None], "ranks that differ are found"
-    gates = {gate.name: gate.passed for gate in targets.gates(joined, [])}
+    gates = {gate.name: gate.passed for gate in targets.gates(joined)}
     assert gates["100mbit exchange lowcomm sym4: share of the ideal"] is False
     assert gates["100mbit all_gather lowcomm exact: times gloo"] is True
     assert gates["results that are not what they must be, all rows and ranks"] is False
