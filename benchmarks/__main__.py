@@ -48,7 +48,12 @@ def main(arguments: list[str]) -> int:
     # Models and texts are the examples'; the faults' ranks are started as the tests' are.
     sys.path[:1] = [str(_ROOT / folder) for folder in ("benchmarks", "examples", "tests/python")]
     sys.argv = [f"benchmarks {name}", *others]
-    return importlib.import_module(PROGRAMS[name][0]).main()
+    from linklab import LabError
+
+    try:
+        return importlib.import_module(PROGRAMS[name][0]).main()
+    except LabError as error:
+        raise SystemExit(f"benchmarks {name}: {error}") from None
 
 
 if __name__ == "__main__":

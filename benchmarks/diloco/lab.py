@@ -18,7 +18,6 @@ from typing import Any
 import kept
 import paired
 import report
-from linklab import LabError, LabUnavailable
 from steps.cases import MODELS
 from tables import Columns
 
@@ -50,27 +49,24 @@ COLUMNS = Columns(
 
 def parse() -> tuple[argparse.Namespace, Setting]:
     """Reads the command line, and the setting that it asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="four cases once with a short interval: that it works")
+    parser = report.arguments(__doc__, quick="four cases once with a short interval: that it works")
     parser.add_argument(
         "--only", choices=("speed", "losses"), help="the other part is taken from --runs where it is kept"
     )
     parser.add_argument("--sites", type=int, nargs="+", help="hosts (2 3)")
     parser.add_argument("--rate", nargs="+", dest="rates", help="of every host (100mbit 10mbit)")
     parser.add_argument("--model", choices=MODELS)
-    parser.add_argument("--every", type=int, help="inner steps of an interval (100)")
-    parser.add_argument("--repetitions", type=int, help="turns of every case, of an interval each that counts (5)")
-    parser.add_argument("--seeds", type=int, help="of the losses (3)")
+    parser.add_argument("--every", type=report.positive, help="inner steps of an interval (100)")
+    parser.add_argument(
+        "--repetitions", type=report.positive, help="turns of every case, of an interval each that counts (5)"
+    )
+    parser.add_argument("--seeds", type=report.positive, help="of the losses (3)")
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="keep each link and each case's losses there, and take them"
     )
-    parser.add_argument("--json", type=Path, help="versions, machine, setting, rows, losses, gates")
     args = parser.parse_args()
     names = ("sites", "rates", "model", "every", "repetitions", "seeds")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    for name in ("every", "repetitions", "seeds"):
-        if given.get(name, 1) < 1:
-            parser.error(f"--{name}: expected 1 or more, got {given[name]}")
     try:
         kept.choose(args.runs)
     except ValueError as error:
@@ -204,20 +200,17 @@ def main() -> int:
     links: list[dict[str, Any]] = []
     of_sites: list[dict[str, Any]] = []
     gates: list[report.Gate] = []
-    try:
-        for sites in setting.sites:
-            trained = losses(setting, sites, peer=peer, measures=args.only != "speed")
-            rows = [{"name": name, "loss": statistics.mean(of), "losses": of} for name, of in trained.items()]
-            of_sites.append({"sites": sites, "rows": rows})
-            if args.only == "losses":
-                show_losses(sites, trained)
-            for rate in setting.rates:
-                if measured := link(setting, sites, rate, peer=peer, measures=args.only != "losses"):
-                    rows = rows_of(measured, trained, setting)
-                    show(sites, rate, rows)
-                    links.append({"sites": sites, "rate": rate, "rows": rows})
-                    gates += gates_of(f"{sites} sites, {rate}", rows, setting.every, quick=args.quick)
-    except (LabError, LabUnavailable, ValueError) as error:
-        raise SystemExit(f"diloco_lab: {error}") from None
+    for sites in setting.sites:
+        trained = losses(setting, sites, peer=peer, measures=args.only != "speed")
+        rows = [{"name": name, "loss": statistics.mean(of), "losses": of} for name, of in trained.items()]
+        of_sites.append({"sites": sites, "rows": rows})
+        if args.only == "losses":
+            show_losses(sites, trained)
+        for rate in setting.rates:
+            if measured := link(setting, sites, rate, peer=peer, measures=args.only != "losses"):
+                rows = rows_of(measured, trained, setting)
+                show(sites, rate, rows)
+                links.append({"sites": sites, "rate": rate, "rows": rows})
+                gates += gates_of(f"{sites} sites, {rate}", rows, setting.every, quick=args.quick)
     content = {"setting": dataclasses.asdict(setting), "torchft": torchft_loop.version()}
     return report.finish(gates, args.json, content | {"links": links, "losses": of_sites})

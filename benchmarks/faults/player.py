@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from faults.cases import Case
 from faults.facts import Facts
-from faults.home import Home
 from faults.ops import PendingOp
+from faults.stage import Notes
 from faults.tap import Tap
 
 Rank = Any  # ranks.Rank, of the tests
@@ -20,7 +20,7 @@ class Player(Protocol):
     Attributes:
         r: The rank, which says and hears notes.
         case: The row.
-        home: The host in a lab, or None on loopback.
+        notes: Those that the owner of the lab hears, or None on loopback.
         culprit: Whether this rank commits the fault.
         facts: Facts that the row collects.
         tap: The tap on this rank's frames, or None.
@@ -29,7 +29,7 @@ class Player(Protocol):
 
     r: Rank
     case: Case
-    home: Home | None
+    notes: Notes | None
     culprit: bool
     facts: Facts
     tap: Tap | None

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from faults import cuts, differences, frames, signals
 from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
 from faults.facts import Attempt, Facts
-from faults.home import Home
 from faults.ops import Caller, PendingOp, options, same_bits
 from faults.player import Player, Rank
+from faults.stage import Notes, enter
 from faults.tap import Tap
 
 _PATIENCE_S = 40.0  # for what another rank says
@@ -28,8 +28,8 @@ _FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, FRAMES: frames.play, DIFFER
 class RowPlayer(Player):
     """A rank of a row: the Player that the faults see, and the run around it."""
 
-    def __init__(self, r: Rank, case: Case, home: Home | None) -> None:
-        self.r, self.case, self.home = r, case, home
+    def __init__(self, r: Rank, case: Case, notes: Notes | None) -> None:
+        self.r, self.case, self.notes = r, case, notes
         self.culprit = r.rank == case.culprit
         self.facts = Facts()
         self.caller = Caller(case.kind, r.rank, r.size)
@@ -40,7 +40,7 @@ class RowPlayer(Player):
         """The row, from the group's making to the next group's end."""
         r, case = self.r, self.case
         r.say(f"pid{r.rank}", os.getpid())
-        made_with = options(case)
+        made_with = options(case.compressed)
         self.together("here")
         # The deadline that passes is short, and not for the making of a group on a busy machine.
         with self.tap.installed() if self.tap else contextlib.nullcontext():
@@ -136,7 +136,7 @@ class RowPlayer(Player):
             dist.group.WORLD._get_backend(torch.device("cpu")).abort()
         dist.destroy_process_group()
         again = dataclasses.replace(self.r, size=case.survivors, stores=10)
-        again.init("lowcomm", timeout_s=60, pg_options=options(case))
+        again.init("lowcomm", timeout_s=60, pg_options=options(case.compressed))
         self.facts.went_on = self._next_group(Caller(case.kind, self.r.rank, case.survivors))
         dist.barrier()
         dist.destroy_process_group()
@@ -152,8 +152,9 @@ class RowPlayer(Player):
         return "right" if caller.right(op, _REFERENCE, issued.outputs) else "its result was wrong"
 
 
-def play(r: Rank, case: Case, home: Home | None) -> dict[str, Any]:
+def play(r: Rank, case: Case, notes: Notes | None) -> dict[str, Any]:
     """A rank of the row, in a process of its own; facts as a dict."""
-    if home:
-        home.enter(r.rank)
-    return dataclasses.asdict(RowPlayer(r, case, home).play())
+    if notes:
+        enter(notes.namespaces[r.rank])
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    return dataclasses.asdict(RowPlayer(r, case, notes).play())

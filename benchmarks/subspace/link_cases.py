@@ -48,7 +48,6 @@ class Setting:
         generate: Prompts, tokens of each, and tokens that are generated behind them; None: no generation.
         rate: Of the link: "200mbit"; "unshaped".
         delay: Each way; "" for none.
-        tcp: How TCP finds a rate; "": as pipelines.cases.Setting.
     """
 
     stages: int
@@ -60,7 +59,6 @@ class Setting:
     generate: tuple[int, int, int] | None = None
     rate: str = "unshaped"
     delay: str = ""
-    tcp: str = ""
 
     @property
     def name(self) -> str:
@@ -75,7 +73,7 @@ class Setting:
     @property
     def congestion(self) -> str | None:
         """As linklab.Lab."""
-        return self.tcp or (None if self.delay else "reno")
+        return None if self.delay else "reno"
 
     @property
     def burst(self) -> int | None:
