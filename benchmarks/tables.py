@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,17 @@ class Columns:
     """The heading and the rows of a table that is printed while it is measured.
 
     Args:
-        columns: (heading, width, format) each; the first one is aligned to the left, and None is shown as "-".
+        columns: Each one's heading, width and format, as in "run 28 | seconds 9.1f"; the first one is aligned to the left.
+            None is shown as "-".
     """
 
-    def __init__(self, *columns: tuple[str, int, str]) -> None:
-        self._columns = columns
+    def __init__(self, columns: str) -> None:
+        self._columns = []
+        for column in columns.split(" | "):
+            name, _, form = column.rpartition(" ")
+            width = re.match(r"\d+", form)
+            assert width, column
+            self._columns.append((name, int(width[0]), form[width.end() :]))
 
     def heading(self) -> str:
         """A comment."""

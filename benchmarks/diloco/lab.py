@@ -30,20 +30,8 @@ SHARE = 0.93
 LESS_EXPOSED, FEWER_BYTES, LOSS = 1 / 3, 8.0, 1.01  # next to torchft's
 NEXT_TO_NOTHING = 0.01  # of an interval: where torchft is exposed for less, a third of it is no claim
 COLUMNS = Columns(
-    ("case", 24, ""),
-    ("sold", 5, ""),
-    ("share", 7, ".3f"),
-    ("least", 7, ".3f"),
-    ("most", 7, ".3f"),
-    ("MB sent", 9, ".3f"),
-    ("fewer", 8, ".1f"),
-    ("link s", 8, ".3f"),
-    ("exposed s", 11, ".3f"),
-    ("wait s", 8, ".3f"),
-    ("own %", 7, ".2f"),
-    ("loss", 8, ".4f"),
-    ("/ peer", 8, ".4f"),
-    ("+-", 7, ".4f"),
+    "case 24 | sold 5 | share 7.3f | least 7.3f | most 7.3f | MB sent 9.3f | fewer 8.1f | link s 8.3f | "
+    "exposed s 11.3f | wait s 8.3f | own % 7.2f | loss 8.4f | / peer 8.4f | +- 7.4f"
 )
 
 

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     with Lab(hosts=2, rate=RATE) as lab:
         addresses = [lab.address(host) for host in range(2)]
         seconds = run_on_hosts(lab, "linklab.lanes", {"addresses": addresses, "repetitions": args.repetitions})[0]
-    columns = Columns(("what and link", 16, ""), *((name, 10, ".2f") for name in ("median ms", "least", "most")))
+    columns = Columns("what and link 16 | median ms 10.2f | least 10.2f | most 10.2f")
     print(columns.heading())
     for name, times in seconds.items():
         print(columns.row(name, *(1e3 * of(times) for of in (statistics.median, min, max))))

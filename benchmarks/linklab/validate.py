@@ -23,9 +23,7 @@ UNSHAPED_BYTES = 1 << 30
 ROUND_TRIPS = 21
 KINDS = ("goodput", "round trip")
 _DEADLINE_S = 120
-_COLUMNS = Columns(
-    ("measured", 12, ""), ("hosts", 10, ""), ("expected", 10, ".3f"), ("is", 10, ".3f"), ("unit", 13, "")
-)
+_COLUMNS = Columns("measured 12 | hosts 10 | expected 10.3f | is 10.3f | unit 13")
 
 
 @dataclasses.dataclass(frozen=True)

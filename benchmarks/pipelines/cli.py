@@ -14,14 +14,7 @@ from pipelines import cases, gates
 from pipelines.measure import Measured, measure
 
 COLUMNS = Columns(
-    ("messages", 30, ""),
-    ("schedule", 10, ""),
-    ("ms a step", 11, ".1f"),
-    ("least", 8, ".1f"),
-    ("most", 8, ".1f"),
-    ("bound", 8, ".1f"),
-    ("x bound", 9, ".3f"),
-    ("sent MB", 9, ".3f"),
+    "messages 30 | schedule 10 | ms a step 11.1f | least 8.1f | most 8.1f | bound 8.1f | x bound 9.3f | sent MB 9.3f"
 )
 
 

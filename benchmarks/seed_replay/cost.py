@@ -103,15 +103,8 @@ def direction_ns(noise: str, repetitions: int) -> float:
 def measure_time(*, quick: bool) -> Part:
     """By noise."""
     columns = Columns(
-        ("noise", 12, ""),
-        ("forwards s", 11, ".4f"),
-        ("step s", 9, ".4f"),
-        ("ratio", 8, ".4f"),
-        ("least", 8, ".4f"),
-        ("most", 8, ".4f"),
-        ("replay s", 10, ".5f"),
-        ("x", 8, ".1f"),
-        ("ns an element of 16", 21, ".3f"),
+        "noise 12 | forwards s 11.4f | step s 9.4f | ratio 8.4f | least 8.4f | most 8.4f | replay s 10.5f | "
+        "x 8.1f | ns an element of 16 21.3f"
     )
     print(columns.heading())
     rows, gates = [], []
@@ -162,7 +155,7 @@ def resident(rank: int, init_method: str, *, base: str | None) -> dict[str, floa
 
 def measure_memory(*, quick: bool) -> Part:
     """Resident bytes a parameter, each base in a process of its own."""
-    columns = Columns(("base", 12, ""), ("resident", 10, ".3f"), ("formula", 10, ".4f"), ("step peak", 11, ".3f"))
+    columns = Columns("base 12 | resident 10.3f | formula 10.4f | step peak 11.3f")
     print(columns.heading())
     rows, gates = [], []
     for base, (formula, _) in BASES.items():
@@ -207,7 +200,7 @@ def tune(rank: int, init_method: str, *, base: str | None, seed: int, trained: i
 
 def measure_loss(*, quick: bool) -> Part:
     """Tunes by each base and seed."""
-    columns = Columns(("base", 12, ""), ("seed", 5, ""), ("before", 9, ".4f"), ("after", 9, ".4f"))
+    columns = Columns("base 12 | seed 5 | before 9.4f | after 9.4f")
     print(columns.heading())
     rows: dict[str, list[dict[str, Any]]] = {}
     for seed in range(1 if quick else 3):

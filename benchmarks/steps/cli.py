@@ -12,15 +12,8 @@ from steps.measure import Row, measure
 
 SHARE = 0.85  # of the bound, at 100 Mbit/s
 COLUMNS = Columns(
-    ("case", 32, ""),
-    ("s a step", 10, ".3f"),
-    ("least", 8, ".3f"),
-    ("most", 8, ".3f"),
-    ("sent MB", 10, ".3f"),
-    ("ratio", 8, ".2f"),
-    ("speed", 8, ".2f"),
-    ("bound", 8, ".2f"),
-    ("share", 7, ".2f"),
+    "case 32 | s a step 10.3f | least 8.3f | most 8.3f | sent MB 10.3f | ratio 8.2f | speed 8.2f | "
+    "bound 8.2f | share 7.2f"
 )
 
 

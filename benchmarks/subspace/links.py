@@ -34,21 +34,10 @@ GENERATED = (32, 512, 64)
 FAST, SLOW, BOUND, GENERATES = 1.15, 10, 1.15, 0.85
 
 COLUMNS = Columns(
-    ("messages", 20, ""),
-    ("bytes a token", 14, ".1f"),
-    ("unlimited ms", 14, ".1f"),
-    ("slow ms", 10, ".1f"),
-    *((name, 9, ".1f") for name in ("least", "most", "bound")),
-    ("x bound", 9, ".3f"),
-    ("x unlimited", 13, ".3f"),
+    "messages 20 | bytes a token 14.1f | unlimited ms 14.1f | slow ms 10.1f | least 9.1f | most 9.1f | bound 9.1f | "
+    "x bound 9.3f | x unlimited 13.3f"
 )
-GENERATION = Columns(
-    ("tokens a second", 34, ""),
-    ("unlimited", 12, ".1f"),
-    ("slow", 12, ".1f"),
-    ("share", 9, ".3f"),
-    ("x uncompressed, slow", 22, ".2f"),
-)
+GENERATION = Columns("tokens a second 34 | unlimited 12.1f | slow 12.1f | share 9.3f | x uncompressed, slow 22.2f")
 
 
 def settings(*, quick: bool) -> list[Setting]:

@@ -66,13 +66,8 @@ def show_steps(curves: target_steps.Curves) -> tuple[dict[float, Steps], dict[st
         "# steps to the training loss that the free run has at a share of its steps. "
         "validation: by exact messages at the end, over the free run's"
     )
-    columns = Columns(
-        ("method", 30, ""),
-        ("run, d = 256", 28, ""),
-        ("bytes each way", 16, ".1f"),
-        ("validation", 12, ".3f"),
-        *((f"at {share:.0%}", 10, ".1f") for share in SHOWN),
-    )
+    at = " | ".join(f"at {share:.0%} 10.1f" for share in SHOWN)
+    columns = Columns(f"method 30 | run, d = 256 28 | bytes each way 16.1f | validation 12.3f | {at}")
     print(columns.heading())
     rows = []
     for method in (method for method in wan.METHODS if method.run in steps[SHOWN[0]]):
@@ -99,8 +94,8 @@ def show_methods(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> l
         f"# {wan.RATE / 1e6:.0f} Mbit/s, {wan.DELAY * 1e3:.0f} ms, {wan.STAGES} stages, 1F1B, {wan.MICRO_BATCHES} micro-batches, "
         f"{wan.TOKENS} tokens a step"
     )
-    cells = [cell for share in TARGETS for cell in ((f"hours at {share:.0%}", 14, ".3f"), ("x bf16", 9, ".3f"))]
-    columns = Columns(("stages of", 24, ""), ("method", 28, ""), ("s a step", 10, ".2f"), *cells)
+    hours = " | ".join(f"hours at {share:.0%} 14.3f | x bf16 9.3f" for share in TARGETS)
+    columns = Columns(f"stages of 24 | method 28 | s a step 10.2f | {hours}")
     print(columns.heading())
     rows = []
     for speed, seconds in speeds.items():
@@ -130,12 +125,7 @@ def show_records(seconds: wan.Seconds) -> list[dict[str, Any]]:
         "# simulated: a fit of three choices (tokens, micro-batches, speed) to the two published numbers, no prediction"
     )
     columns = Columns(
-        ("published, bytes a token", 30, ""),
-        ("both ways", 14, ""),
-        ("steps", 8, ""),
-        ("s a step", 10, ".1f"),
-        ("simulated", 11, ".2f"),
-        ("hours", 9, ".2f"),
+        "published, bytes a token 30 | both ways 14 | steps 8 | s a step 10.1f | simulated 11.2f | hours 9.2f"
     )
     print(columns.heading())
     rows = []
@@ -150,8 +140,8 @@ def show_records(seconds: wan.Seconds) -> list[dict[str, Any]]:
 def show_winners(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> list[dict[str, Any]]:
     """A line a link, with the method that has the least score at each of TARGETS."""
     print("# least steps x seconds, over bf16's; records: the same of theirs, k = 160 over bf16, by their own steps")
-    cells = [cell for share in TARGETS for cell in ((f"winner at {share:.0%}", 29, ""), ("x bf16", 8, ".3f"))]
-    columns = Columns(("stages of", 22, ""), ("Mbit/s", 7, ".0f"), ("ms", 5, ".0f"), *cells, ("records", 10, ".3f"))
+    winners = " | ".join(f"winner at {share:.0%} 29 | x bf16 8.3f" for share in TARGETS)
+    columns = Columns(f"stages of 22 | Mbit/s 7.0f | ms 5.0f | {winners} | records 10.3f")
     print(columns.heading())
     rows = []
     for speed, seconds in speeds.items():
@@ -182,13 +172,7 @@ def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any
         f"# stages of one block, {', '.join(f'{name} {size}' for name, size in sizes.items())}; the record's machines are "
         f"{factor:.1f} times as fast"
     )
-    columns = Columns(
-        ("stages of", 24, ""),
-        ("kind", 14, ""),
-        ("stage", 15, ""),
-        ("forward us", 14, ".3f"),
-        ("backward us", 14, ".3f"),
-    )
+    columns = Columns("stages of 24 | kind 14 | stage 15 | forward us 14.3f | backward us 14.3f")
     print(f"{columns.heading()}   a token")
     for speed, by_kind in speeds.items():
         for kind, stages in by_kind.items():
@@ -207,12 +191,7 @@ def measure_links(*, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gat
         settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1)]
     print(f"# real links of {LINK.link}, micro-batches of {LINK.shape[1]} tokens, stages that wait 15 and 30 ms; 1F1B")
     columns = Columns(
-        ("stages", 8, ""),
-        ("messages", 22, ""),
-        ("ms a step", 11, ".1f"),
-        *((name, 9, ".1f") for name in ("least", "most")),
-        ("simulated", 11, ".1f"),
-        ("step / simulated", 18, ".3f"),
+        "stages 8 | messages 22 | ms a step 11.1f | least 9.1f | most 9.1f | simulated 11.1f | step / simulated 18.3f"
     )
     print(columns.heading())
     found, held = [], []

@@ -32,27 +32,11 @@ CONFIGURATIONS = {
     "PowerSGD rank 4": Configuration(**_FACTORS),
 }
 LOW_RANK = ("rank 4, sym4", "rank 4, sym8/sym4", "rank 4, sym8")
-COLUMNS = Columns(
-    ("run", 20, ""),
-    ("seed", 6, ""),
-    ("steps", 7, ""),
-    ("perplexity", 12, ".4f"),
-    ("MB", 10, ".2f"),
-    ("KB a step", 11, ".1f"),
-    ("seconds", 9, ".1f"),
-)
+COLUMNS = Columns("run 20 | seed 6 | steps 7 | perplexity 12.4f | MB 10.2f | KB a step 11.1f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything; prints a row a run.
-
-    Args:
-        quick: 16 steps, and a loose bound on the differences of loss.
-        seeds: Number of paired seeds.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-    """
+    """Runs everything; prints a row a run. `quick`: 16 steps, and a loose bound on the differences of loss."""
     size = {"steps": 16} if quick else {}
     print(COLUMNS.heading())
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONFIGURATIONS}

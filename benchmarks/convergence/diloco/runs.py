@@ -41,27 +41,14 @@ RATIOS = (
     ("DiLoCoX", "OpenDiLoCo, one more", None),
 )
 PAIRED = {name for pair in RATIOS for name in pair[:2]}
-COLUMNS = Columns(
-    ("run", 26, ""),
-    ("seed", 5, ""),
-    ("D", 3, ""),
-    ("loss", 9, ".4f"),
-    ("outer", 7, ""),
-    ("MB", 10, ".3f"),
-    ("ratio", 9, ".1f"),
-    ("seconds", 9, ".1f"),
-)
+COLUMNS = Columns("run 26 | seed 5 | D 3 | loss 9.4f | outer 7 | MB 10.3f | ratio 9.1f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: 80 steps, a few runs with shorter intervals, and bounds that are loose or those of arithmetic.
-        seeds: Of the runs that are compared; the others have one.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: 80 steps, a few runs with shorter intervals, and bounds that are loose or those of arithmetic. `seeds`: of
+    the runs that are compared; the others have one.
     """
     presets = {name: shortened(PRESETS[name]) for name in QUICK} if quick else PRESETS
     print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")

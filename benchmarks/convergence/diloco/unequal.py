@@ -30,16 +30,7 @@ EQUAL, SAMPLES, SAME, HALF, FEWER, CLOCK = (
     "one half as fast, sync_every=20",
     "one half as fast, sync_seconds",
 )
-COLUMNS = Columns(
-    ("run", 34, ""),
-    ("seed", 5, ""),
-    ("loss", 9, ".4f"),
-    ("outer", 7, ""),
-    ("fast", 7, ""),
-    ("slow", 7, ""),
-    ("MB", 8, ".3f"),
-    ("seconds", 9, ".2f"),
-)
+COLUMNS = Columns("run 34 | seed 5 | loss 9.4f | outer 7 | fast 7 | slow 7 | MB 8.3f | seconds 9.2f")
 
 
 def rows(*, quick: bool) -> dict[str, Sites]:
@@ -62,15 +53,7 @@ def rows(*, quick: bool) -> dict[str, Sites]:
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs every row; prints it.
-
-    Args:
-        quick: Two rows with intervals of 8 steps, and bounds that a busy machine keeps.
-        seeds: Of every run.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-    """
+    """Runs every row; prints it. `quick`: two rows with intervals of 8 steps, and bounds that a busy machine keeps."""
     print(COLUMNS.heading())
     known = rows(quick=quick)
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in known}

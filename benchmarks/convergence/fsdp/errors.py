@@ -29,16 +29,7 @@ def learned_at(steps: int) -> tuple[int, ...]:
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs both.
-
-    Args:
-        quick: Few steps, of the run that learns once.
-        seeds: Is not used: the runs have seed 0.
-
-    Returns:
-        `tables` and `errors` for the JSON: a list a run of `name`, `learn_at`, `step`, and by `weights` and `gradients` and by
-        tensor the relative errors `learned` and `even`, a number a step; and the gates.
-    """
+    """Runs both ways, with seed 0. `quick`: few steps, of the run that learns once."""
     steps, every = (6, 2) if quick else (STEPS, EVERY)
     at = (1,) if quick else learned_at(steps)
     ways = {"learned once": at[:1]} if quick else {"learned once": at[:1], "learned three times": at}
@@ -59,7 +50,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 
 def of_run(name: str, ranks: list[dict[str, Any]], learn_at: tuple[int, ...]) -> dict[str, Any]:
-    """Relative errors of all ranks' shards together."""
+    """Relative errors of all ranks' shards together: by `weights` and `gradients`, and by tensor, a number a step."""
     points = [rank["errors"] for rank in ranks]
     entry: dict[str, Any] = {"name": name, "learn_at": list(learn_at), "step": [int(step) for step in points[0]]}
     for what in BITS:

@@ -25,26 +25,13 @@ W8G8 = Configuration(weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024
 HASHED_STEPS = 50
 QUICK = {"steps": 6, "validation_batches": 1}
 Runs = dict[str, list[dict[str, Any]]]  # by name, a seed each
-COLUMNS = Columns(
-    ("run", 28, ""),
-    ("seed", 6, ""),
-    ("steps", 7, ""),
-    ("perplexity", 12, ".4f"),
-    ("weights MB", 12, ".2f"),
-    ("gradients MB", 14, ".2f"),
-    ("seconds", 9, ".1f"),
-)
+COLUMNS = Columns("run 28 | seed 6 | steps 7 | perplexity 12.4f | weights MB 12.2f | gradients MB 14.2f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: A few steps, all hashed, in place of 400, and a loose bound on the perplexity ratio.
-        seeds: Number of paired seeds.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: a few steps, all hashed, in place of 400, and a loose bound on the perplexity ratio.
     """
     size, hashed = (QUICK, QUICK["steps"]) if quick else ({}, HASHED_STEPS)
     print(COLUMNS.heading())

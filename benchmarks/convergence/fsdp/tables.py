@@ -183,13 +183,7 @@ PARTS = {
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
     """Runs all parts, or `only` one of PARTS; prints a row a run and a table a part.
 
-    Args:
-        quick: A few runs of a few steps, without `grid`, and bounds that are loose.
-        seeds: Of `sizes`, `levels` and `bits`; `errors` has one.
-        only: A part.
-
-    Returns:
-        `tables`, and the parts' `configurations`, `curves`, `errors` and `links` for the JSON; and the gates.
+    `quick`: a few runs of a few steps, without `grid`, and bounds that are loose. `errors` has one seed, `grid` none.
     """
     content: dict[str, Any] = {"tables": [], "configurations": {}, "curves": []}
     gates: list[Gate] = []

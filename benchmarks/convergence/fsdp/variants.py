@@ -60,12 +60,7 @@ BOUNDS = {
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: QUICK alone, for a few steps that are all hashed, without a gate on perplexity, which has not parted.
-        seeds: Number of paired seeds.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: QUICK alone, for a few steps that are all hashed, without a gate on perplexity, which has not parted.
     """
     size, hashed = (fsdp_runs.QUICK, fsdp_runs.QUICK["steps"]) if quick else ({}, fsdp_runs.HASHED_STEPS)
     print(fsdp_runs.COLUMNS.heading())

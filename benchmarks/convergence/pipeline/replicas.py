@@ -43,15 +43,7 @@ PRESETS = {
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything, and prints a row a run.
-
-    Args:
-        quick: Fewer samples and epochs, and the first three runs.
-        seeds: Of all runs.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-    """
+    """Runs everything, and prints a row a run. `quick`: fewer samples and epochs, and the first three runs."""
     print(pipeline_runs.COLUMNS.heading())
     presets = PRESETS
     if quick:

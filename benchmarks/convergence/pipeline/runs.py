@@ -50,31 +50,17 @@ PARTS = {
 # The curves of the picture.
 DRAWN = ("exact", *(f"{way} {codes}" for way in ("DirectQ", "AQ") for codes in ("gauss4/gauss4", "gauss2/gauss4")))
 COLUMNS = Columns(
-    ("run (losses: nats a byte)", 45, ""),
-    ("seed", 5, ""),
-    ("training", 10, ".4f"),
-    ("samples", 10, ".4f"),
-    ("validation", 12, ".4f"),
-    ("bits forward", 14, ".3f"),
-    ("backward", 10, ".3f"),
-    ("a parameter", 13, ".3f"),
-    ("MB sent", 10, ".1f"),
-    ("coded", 9, ".4f"),
-    ("|a-m|/|a|", 11, ".3f"),
-    ("seconds", 9, ".1f"),
+    "run (losses: nats a byte) 45 | seed 5 | training 10.4f | samples 10.4f | validation 12.4f | "
+    "bits forward 14.3f | backward 10.3f | a parameter 13.3f | MB sent 10.1f | coded 9.4f | "
+    "|a-m|/|a| 11.3f | seconds 9.1f"
 )
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
     """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
-    Args:
-        quick: Fewer samples, epochs and runs, and bounds that so few steps reach; the part `claims` alone unless `only` is.
-        seeds: Of all parts but ONE_SEED.
-        only: A part.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: fewer samples, epochs and runs, and bounds that so few steps reach; the part `claims` alone unless `only`
+    is. `seeds`: of all parts but ONE_SEED.
     """
     print(COLUMNS.heading())
     runs: Runs = {}

@@ -35,15 +35,8 @@ def run(rank: int, init_method: str, *, options: list[str]) -> list[dict[str, An
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: Few images, clients and rounds.
-        seeds: Of images, clients and first weights.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-
-    Raises:
-        RuntimeError: There are no images; one sentence.
+    `quick`: few images, clients and rounds. `seeds`: of images, clients and first weights. Raises RuntimeError: There
+    are no images; one sentence.
     """
     if not split_learning.images.DEBIAN.exists():
         raise RuntimeError("expected Debian's package dataset-fashion-mnist to be installed")

@@ -33,26 +33,13 @@ REPORTED = (
     ("best η", "DDP, best rate"),
     ("tuned, byte, best η", "tuned, DDP, best rate"),
 )
-COLUMNS = Columns(
-    ("run", 24, ""),
-    ("seed", 5, ""),
-    ("loss", 9, ".4f"),
-    ("gradients", 11, ""),
-    ("payload, B", 12, ".0f"),
-    ("sent, kB", 11, ".1f"),
-    ("seconds", 9, ".1f"),
-)
+COLUMNS = Columns("run 24 | seed 5 | loss 9.4f | gradients 11 | payload, B 12.0f | sent, kB 11.1f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: A quarter of the iterations, a few runs, and looser bounds on losses.
-        seeds: Of all runs.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: a quarter of the iterations, a few runs, and looser bounds on losses.
     """
     presets = PRESETS
     if quick:

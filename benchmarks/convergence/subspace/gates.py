@@ -66,7 +66,7 @@ def print_ratios(runs: Runs) -> None:
     """Prints a line for each run: its losses over the free decoder's, means over paired seeds."""
     if "free" not in runs:
         return
-    columns = Columns(("loss / free", 31, ""), ("training", 10, ".4f"), ("validation", 12, ".4f"))
+    columns = Columns("loss / free 31 | training 10.4f | validation 12.4f")
     print(columns.heading())
     for name in runs:
         if name != "free" and name not in {**FREE_BLOCKS, **BY_SECONDS}:  # those are of another width or length

@@ -23,13 +23,8 @@ ONE_SEED = ("variants", "ratios")  # parts
 ALONE = ("ratios",)  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 1200  # deadline of one run
 COLUMNS = Columns(
-    ("run (losses: nats a byte)", 29, ""),
-    ("seed", 5, ""),
-    ("training", 10, ".4f"),
-    ("validation", 12, ".4f"),
-    ("bytes a token", 15, ".1f"),
-    ("times fewer", 13, ".1f"),
-    ("seconds", 9, ".1f"),
+    "run (losses: nats a byte) 29 | seed 5 | training 10.4f | validation 12.4f | bytes a token 15.1f | "
+    "times fewer 13.1f | seconds 9.1f"
 )
 PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS, "ratios": BY_SECONDS}
 
@@ -37,13 +32,7 @@ PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS, "ra
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
     """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
-    Args:
-        quick: A smaller decoder, fewer steps and runs.
-        seeds: Of the runs that gates compare; the others have one.
-        only: A part.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: a smaller decoder, fewer steps and runs. `seeds`: of the runs that gates compare; the others have one.
     """
     print(COLUMNS.heading())
     runs: dict[str, list[dict[str, Any]]] = {}
