@@ -17,7 +17,7 @@ PROGRAMS = {
     "stable_rank": ("subspace.stable_rank", "how low the rank of a pretrained decoder's projections and gradients is"),
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),
-    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay; as root"),
+    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay"),
     "seed_replay_smollm2": ("seed_replay.smollm2", "SmolLM2 tuned by seed replay and by back-propagation under ddp"),
     "seed_replay_cost": (
         "seed_replay.cost",

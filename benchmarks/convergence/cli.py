@@ -1,6 +1,6 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_unequal|aq|aq_replicas|split_learning|
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|aq|aq_replicas|split_learning|
         subspace|seed_replay
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
         [--seconds FILE [--curves FILE]]
@@ -26,7 +26,6 @@ import text
 from convergence import plots
 from convergence.ddp import runs as ddp
 from convergence.diloco import runs as diloco
-from convergence.diloco import unequal as diloco_unequal
 from convergence.fsdp import runs as fsdp
 from convergence.fsdp import tables as fsdp_tables
 from convergence.fsdp import variants as fsdp_variants
@@ -64,7 +63,6 @@ METHODS = {
     "fsdp_tables": Method(fsdp_tables.measure, parts=fsdp_tables.PARTS),
     "ddp": Method(ddp.measure),
     "diloco": Method(diloco.measure),
-    "diloco_unequal": Method(diloco_unequal.measure, 3),
     "aq": Method(pipeline.measure, 3, pipeline.PARTS, simulated=pipeline_link),
     "aq_replicas": Method(pipeline_replicas.measure, 3, simulated=pipeline_link),
     "split_learning": Method(pipeline_split.measure, 3, has_text=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,23 +12,12 @@ import torch_lowcomm as lc
 from diloco.cases import MOMENTUM, OUTER_LR, Case
 
 
-class Loop(Protocol):
-    """`step` is the optimizer's, after a backward; `waited_s` what of it so far was waiting for the network, in seconds."""
-
-    waited_s: float
-
-    def step(self) -> None:
-        """An inner step, and what is due of the outer loop after it."""
-
-    def finish(self) -> None:
-        """The last averages are applied, and the model has the outer parameters."""
-
-    def close(self) -> None:
-        """Nothing of it goes on."""
-
-
 class Alone:
-    """No outer loop."""
+    """No outer loop.
+
+    `step` is the optimizer's, after a backward; `waited_s` what of it so far was waiting for the network, in seconds. After
+    `finish` the last averages are applied, and after `close` nothing of a loop goes on.
+    """
 
     waited_s = 0.0
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from faults.ops import PendingOp
-from faults.player import Player
+
+if TYPE_CHECKING:
+    from faults.rank import Player
 
 _SHORT_S = 0.5
 _UNDER_WAY = 16 << 10  # bytes across the interface, of 160 KiB and more

@@ -8,7 +8,7 @@ from typing import Any
 
 from faults.cases import FRAMES, SLACK_S, Case
 
-Facts = dict[str, Any]  # facts.Facts as a dict
+Facts = dict[str, Any]  # rank.Facts as a dict
 
 TOO_LATE = "the link was cut when the op was over"  # a reason
 

@@ -14,19 +14,52 @@ import torch.distributed as dist
 
 from faults import cuts, differences, frames, signals
 from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
-from faults.facts import Attempt, Facts
 from faults.ops import Caller, PendingOp, options, same_bits
-from faults.player import Player, Rank
 from faults.stage import Notes, enter
 from faults.tap import Tap
 
 _PATIENCE_S = 40.0  # for what another rank says
 _REFERENCE, _SPACER = "a", "b"  # the data of the op that fails, and of one between it and its undisturbed run
+Rank = Any  # ranks.Rank, of the tests
 _FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, FRAMES: frames.play, DIFFERENCES: differences.play}
 
 
-class RowPlayer(Player):
-    """A rank of a row: the Player that the faults see, and the run around it."""
+@dataclasses.dataclass
+class Attempt:
+    """One op of a rank's: when it was called and ended (CLOCK_MONOTONIC, in seconds), and how."""
+
+    called: float
+    ended: float = 0.0
+    error: str = ""  # the exception's type
+    message: str = ""
+    equal: bool | None = None  # to the undisturbed run; None where it failed
+    residual: str = ""  # "kept": as before the op; "committed": as after the undisturbed one; "changed"; "" without one
+
+
+@dataclasses.dataclass
+class Facts:
+    """The facts that a rank saw, for judge.py, which alone knows what they should be; JSON by asdict()."""
+
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    fault_at: float = 0.0
+    resumed_at: float = 0.0
+    frames: int = 0  # of one op to the peer that gets most, on a rank whose frames are passed on
+    premature: str = ""  # why the fault did not come when it should have
+    went_on: str = ""  # of the group made afterwards: "equal" to the undisturbed run, "right", or what was wrong
+
+
+class Player:
+    """A rank of a row, which the faults see, and the run around it.
+
+    Attributes:
+        r: The rank, which says and hears notes.
+        case: The row.
+        notes: Those that the owner of the lab hears, or None on loopback.
+        culprit: Whether this rank commits the fault.
+        facts: Facts that the row collects.
+        tap: The tap on this rank's frames, or None.
+        frame_counts: Frames of one undisturbed op by peer.
+    """
 
     def __init__(self, r: Rank, case: Case, notes: Notes | None) -> None:
         self.r, self.case, self.notes = r, case, notes
@@ -157,4 +190,4 @@ def play(r: Rank, case: Case, notes: Notes | None) -> dict[str, Any]:
     if notes:
         enter(notes.namespaces[r.rank])
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    return dataclasses.asdict(RowPlayer(r, case, notes).play())
+    return dataclasses.asdict(Player(r, case, notes).play())

@@ -13,12 +13,11 @@ import math
 import os
 import secrets
 import statistics
-from pathlib import Path
 from typing import Any
 
 import report
+from tables import Columns
 
-from linklab.errors import LabError, LabUnavailable
 from linklab.job import run_on_hosts
 from linklab.lab import Lab
 from linklab.link import ideal_s, parse_bits
@@ -63,8 +62,11 @@ SETS = {
     "cpu": Set(2, **_EXACT),
     "cpu, secret": Set(2, **_EXACT, secret=True),
     "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, ("gloo", "coded")),), busy=True),
-    "control": Set(2, "10mbit", (("exchange", MIB, ("control",)),)),
 }
+COLUMNS = Columns(
+    "set 21 | op 15 | MiB 10.4g | group 8 | median ms 11.2f | spread % 9.1f | % ideal 9.1f | CPU s/GB 10.2f | again 9 | "
+    "congestion 12"
+)
 # Least share of the ideal, by set.
 SHARES = {
     "8 hosts": 0.90,
@@ -77,15 +79,13 @@ SHARES = {
     "far, cubic, 4 hosts": 0.80,
     "busy": 0.85,
 }
-MOST_CPU, MOST_SECRET_CPU_S_A_GB, MOST_ROUND_TRIP_S = 0.4, 1.5, 0.035
+MOST_CPU, MOST_SECRET_CPU_S_A_GB = 0.4, 1.5
 
 
 def parse() -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 repetitions, and tensors of 1 MiB at most")
+    parser = report.arguments(__doc__, quick="3 repetitions, and tensors of 1 MiB at most")
     parser.add_argument("--only", nargs="+", choices=SETS, metavar="SET", help=f"of: {', '.join(SETS)}")
-    parser.add_argument("--json", type=Path, help="versions, machine, rows, gates")
     return parser.parse_args()
 
 
@@ -108,8 +108,6 @@ def joined(name: str, chosen: Set, same: tuple[dict[str, Any], ...]) -> dict[str
     """One row of all ranks': a repetition lasts from the first rank's start to the last one's end; the CPU is their sum."""
     row = {"set": name, **{key: same[0][key] for key in ("op", "elements", "kind")}}
     row["mib"] = row["elements"] * 4 / 2**20
-    if row["kind"] == "control":
-        return row | {"round_trip_s": max(one["round_trip_s"] for one in same)}
     spans = zip(*(one["times"] for one in same), strict=True)
     seconds = [max(end for _, end in one) - min(start for start, _ in one) for one in spans]
     quarter, median, three_quarters = statistics.quantiles(seconds, n=4)
@@ -128,17 +126,6 @@ def joined(name: str, chosen: Set, same: tuple[dict[str, Any], ...]) -> dict[str
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    """A fixed-width row."""
-    start = f"  {row['set']:<21}{row['op']:<15}{row['mib']:>9.4g}  {row['kind']:<8}"
-    if row["kind"] == "control":
-        return start + f"  round trip {row['round_trip_s'] * 1e3:.1f} ms"
-    share = "-" if row["of_ideal"] is None else f"{100 * row['of_ideal']:.1f}"
-    again = "-" if row["retransmitted"] is None else str(row["retransmitted"])
-    cost = f"{row['median_s'] * 1e3:>10.2f}{100 * row['spread']:>9.1f}{share:>9}{row['cpu_s_a_gb']:>10.2f}"
-    return f"{start}{cost}{again:>9}  {row['congestion'] or '-'}"
-
-
 def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
     """A gate a target."""
     of = {(row["set"], row["op"], row["elements"], row["kind"]): row for row in rows}
@@ -153,8 +140,6 @@ def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
         what = f"{name}, {op}"
         if kind == "coded":
             held.append(report.Gate(f"{what}: share of the ideal", row["of_ideal"], ">=", SHARES[name]))
-        elif kind == "control":
-            held.append(report.Gate(f"{name}: round trip under load, s", row["round_trip_s"], "<=", MOST_ROUND_TRIP_S))
         elif kind == "exact" and name == "sizes":
             size = f"{elements * 4 / 2**10:g} KiB"
             held.append(
@@ -173,14 +158,15 @@ def main() -> int:
     """Runs all, and reports."""
     args = parse()
     print(report.heading("tcp_links", quick=args.quick))
-    print(f"# {'set':<21}{'op':<15}{'MiB':>9}  {'group':<8}{'median ms':>10}{'spread %':>9}{'% ideal':>9}", end="")
-    print(f"{'CPU s/GB':>10}{'again':>9}  congestion", flush=True)
+    print(COLUMNS.heading(), flush=True)
     rows: list[dict[str, Any]] = []
-    try:
-        for name in args.only or SETS:
-            mine = measure(name, SETS[name], quick=args.quick)
-            print("\n".join(map(line, mine)), flush=True)
-            rows += mine
-    except (LabError, LabUnavailable) as error:
-        raise SystemExit(f"tcp_links: {error}") from None
+    for name in args.only or SETS:
+        mine = measure(name, SETS[name], quick=args.quick)
+        for row in mine:
+            share = None if row["of_ideal"] is None else 100 * row["of_ideal"]
+            times = 1e3 * row["median_s"], 100 * row["spread"], share, row["cpu_s_a_gb"]
+            print(
+                COLUMNS.row(name, row["op"], row["mib"], row["kind"], *times, row["retransmitted"], row["congestion"])
+            )
+        rows += mine
     return report.finish(gates(rows), args.json, {"rows": rows})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -101,19 +100,6 @@ def measure(op: str, elements: int, kinds: list[str], repetitions: int) -> list[
     return list(rows.values())
 
 
-def measure_control(elements: int, repetitions: int) -> list[dict[str, Any]]:
-    """The round trip of the control lane, by the kernel, at the end of messages that fill the link."""
-    case = cases.make("exchange", dist.get_rank(), dist.get_world_size(), elements)
-    group = group_of("exact", "exchange")
-    found = []
-    for _ in range(repetitions):
-        case.call(group)
-        lanes = lc.connections(group)[group.group_name]
-        found.append(next(one["round_trip_s"] for one in lanes if one["lane"] == "control"))
-    dist.destroy_process_group(group)
-    return [{"kind": "control", "op": "exchange", "elements": elements, "round_trip_s": statistics.median(found)}]
-
-
 def main() -> None:
     """Runs the job."""
     job, finish = job_of_host()
@@ -124,10 +110,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with busy_cores(job["busy"] if dist.get_rank() == 0 else 0):
         for op, elements, kinds in job["measures"]:
-            if kinds == ["control"]:
-                rows += measure_control(elements, job["repetitions"])
-            else:
-                rows += measure(op, elements, kinds, job["repetitions"])
+            rows += measure(op, elements, kinds, job["repetitions"])
         dist.barrier()
     finish(rows)
     leave()

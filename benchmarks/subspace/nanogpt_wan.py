@@ -1,14 +1,13 @@
 """Steps to a loss times seconds a step, for pipelines shaped like Protocol NanoGPT, by method, rate and delay.
 
-    python benchmarks nanogpt_wan [--quick] [--only scores|links] [--curves FILE] [--json FILE]      # links: as root
+    python benchmarks nanogpt_wan [--quick] [--curves FILE] [--json FILE]
 
 Steps come from the curves of `convergence subspace`, seconds from stages that are measured here and from the schedule's
-simulation, which real links of the lab are compared with. benchmarks/results/nanogpt_wan.md has the definitions.
+simulation, which `subspace_links` compares real links with. benchmarks/results/nanogpt_wan.md has the definitions.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -17,45 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import report
-from pipelines.cli import tcp
 from result_pages import RESULTS
 from tables import Columns
 
-from subspace import link_measure, stage_seconds, target_steps, wan
-from subspace.link_cases import Case, Setting
+from subspace import stage_seconds, target_steps, wan
 
-PARTS = ("scores", "links")
 SHOWN = (0.4, 0.6, 0.8)  # of the free run's steps, in the table of steps
 TARGETS = SHOWN[1:]  # of scores: one that most methods reach, and one that few do
 Steps = dict[str, float | None]  # by run; None: it does not reach the target
-WITHIN = 0.10
 HERE, RECORD = "this machine", "the record's machines"
-# A quarter of the records' rate, and micro-batches that take as long on it as on theirs: the lab's processors carry no more.
-LINK = Setting(
-    2,
-    (1, 256),
-    (
-        Case("bf16 of all", "whole", coefficients="bf16", schedule="1F1B"),
-        Case("gauss4 of all", "whole", coefficients="gauss4", schedule="1F1B"),
-        Case("k = 160 in bf16", "constrained", 160, "bf16", schedule="1F1B"),
-        Case("k = 128 in 8 bits", "constrained", 128, "minmax8:bucket=128", schedule="1F1B"),
-    ),
-    (0.015 / 256, 0.030 / 256),
-    rate="50mbit",
-    delay="50ms",
-    repetitions=3,
-)
-
-
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
-    parser = report.arguments(__doc__, quick="small stages, and two of them on links, once")
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
-    args = parser.parse_args()
-    if args.only != "links" and not args.curves.exists():
-        parser.error(f"--curves: expected the JSON of `benchmarks convergence subspace --json`, found no {args.curves}")
-    return args
 
 
 def show_steps(curves: target_steps.Curves) -> tuple[dict[float, Steps], dict[str, Any]]:
@@ -184,40 +153,14 @@ def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any
     return {**content, "sizes": sizes, "factor": factor, "stages": stages_json, **show_scores(steps, speeds)}
 
 
-def measure_links(*, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gate]]:
-    """Steps of 2, 3 and 4 stages on real links, next to the same simulation."""
-    settings = [dataclasses.replace(LINK, stages=stages) for stages in (2, 3, 4)]
-    if quick:
-        settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1)]
-    print(f"# real links of {LINK.link}, micro-batches of {LINK.shape[1]} tokens, stages that wait 15 and 30 ms; 1F1B")
-    columns = Columns(
-        "stages 8 | messages 22 | ms a step 11.1f | least 9.1f | most 9.1f | simulated 11.1f | step / simulated 18.3f"
-    )
-    print(columns.heading())
-    found, held = [], []
-    for setting in settings:
-        measured = link_measure.measure(setting)
-        found.append(measured.to_json())
-        for row in measured.rows:
-            ms = (1e3 * s for s in (row.seconds, row.least_s, row.most_s, row.bound_s))
-            print(columns.row(str(setting.stages), row.name, *ms, row.ratio), flush=True)
-        off = max(abs(row.ratio - 1) for row in measured.rows)
-        held.append(
-            report.Gate(f"{setting.stages} stages on real links: largest |step / simulated - 1|", off, "<=", WITHIN)
-        )
-        held.append(report.Gate(f"{setting.stages} stages: frames that the lab lost", measured.frames_lost, "==", 0))
-    return found, held
-
-
 def main() -> int:
-    """Runs both parts, and reports."""
-    args = parse()
-    options = {"quick": args.quick, "curves": args.curves.name, "tcp": tcp()}
+    """Scores, and reports."""
+    parser = report.arguments(__doc__, quick="small stages")
+    parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
+    args = parser.parse_args()
+    if not args.curves.exists():
+        parser.error(f"--curves: expected the JSON of `benchmarks convergence subspace --json`, found no {args.curves}")
+    options = {"quick": args.quick, "curves": args.curves.name}
     print(report.heading("nanogpt_wan", **options))
-    content: dict[str, Any] = dict(options)
-    held: list[report.Gate] = []
-    if args.only != "links":
-        content |= measure_scores(json.loads(args.curves.read_text())["curves"], quick=args.quick)
-    if args.only != "scores":
-        content["links"], held = measure_links(quick=args.quick)
-    return report.finish(held, args.json, content)
+    curves = json.loads(args.curves.read_text())["curves"]
+    return report.finish([], args.json, {**options, **measure_scores(curves, quick=args.quick)})

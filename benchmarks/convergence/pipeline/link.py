@@ -18,6 +18,7 @@ from linklab.link import goodput_bits, parse_bits
 from pipelines import bound
 from pipelines.compute import alone
 from subspace.target_steps import falling, loss_at, steps_to
+from tables import Columns
 
 from convergence.pipeline.parts import part
 from convergence.pipeline.rank import CONTEXT, WIDTH
@@ -111,22 +112,22 @@ def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, floa
     print(
         f"# simulated ({PAPERS}). Seconds to a validation loss of {' and '.join(f'{target:.4f}' for target in targets)}:"
     )
-    head = "".join(f"{'steps':>9}{'seconds':>11}{'times as fast':>15}" for _ in targets)
-    print(f"# {'run':<45}{'link, stages of':<17}{'s a step':>10}{head}")
+    columns = Columns(
+        f"run 45 | link, stages of 18 | s a step 10.4f{' | steps 9.1f | seconds 11.2f | times as fast 15.2f' * 2}"
+    )
+    print(columns.heading())
     rows = []
     for link, by_name in seconds.items():
         for name, step_s in by_name.items():
             row: dict[str, Any] = {"name": name, "link": link, "step_s": step_s, "to": []}
-            cells = ""
+            cells: list[float | None] = []
             for target in targets:
                 needed, base = steps_to(*curves[name], target), steps_to(steps, loss, target)
                 reached = {"target": target, "steps": needed, "seconds": None, "times": None}
-                text = f"{'never':>9}{'-':>11}{'-':>15}"
                 if needed is not None:
                     reached |= {"seconds": needed * step_s, "times": by_name[exact] * base / (needed * step_s)}
-                    text = f"{needed:>9.1f}{reached['seconds']:>11.2f}{reached['times']:>15.2f}"
                 row["to"].append(reached)
-                cells += text
+                cells += [reached[key] for key in ("steps", "seconds", "times")]
             rows.append(row)
-            print(f"  {name:<45}{link:<17}{step_s:>10.4f}{cells}")
+            print(columns.row(name, link, step_s, *cells))
     return rows

@@ -37,36 +37,6 @@ CLAIMS = {
     "AQ gauss2/gauss4, m in 8 bits": aq(*GAUSS, store="sym8:bucket=128"),
     "AQ gauss2/gauss4, m in 2 bits": aq(*GAUSS, store="sym2:bucket=128"),
 }
-# Grids for the preset of 2 and 4 bits. The paper's 2^b intervals of [-1, 1] (section 4) are mid<b>. As many seeds as the claims.
-TWO_BITS = {
-    name: aq(forward, "sym4:axis=channel", first_visit=None)
-    for name, forward in (
-        ("AQ sym2/sym4", "sym2:axis=channel"),
-        ("AQ mid2/sym4", "mid2:axis=channel"),
-        ("AQ sym2 by l2/sym4", "sym2:axis=channel,range=l2"),
-    )
-}
-# The paper's appendix H, and what it leaves open.
-VARIANTS = {
-    "AQ gauss2/gauss4, first exact": aq(*GAUSS, first_visit=None),
-    "DirectQ gauss4/gauss4": Configuration(**coded("gauss4", "gauss4")),
-    "AQ gauss4/gauss4": aq("gauss4", "gauss4"),
-    "DirectQ gauss1/gauss4": Configuration(**coded("gauss1", "gauss4")),
-    "DirectQ sym2/sym4": Configuration(**coded("sym2:axis=channel", "sym4:axis=channel")),
-    "AQ paper:3/6": Configuration(codecs={"preset": "paper:3/6", "unit": "message"}, store="fp16"),
-    "AQ paper:4/8": Configuration(codecs={"preset": "paper:4/8", "unit": "message"}, store="fp16"),
-    "AQ gauss2/gauss4, m in gauss2": aq(*GAUSS, store="gauss2"),
-    "exact, one order": Configuration(shuffle="once"),
-    "AQ gauss2/gauss4, one order": dataclasses.replace(aq(*GAUSS), shuffle="once"),
-    "exact, bf16": Configuration(dtype="bfloat16"),
-    "AQ gauss2/gauss4, bf16": dataclasses.replace(aq(*GAUSS, store="bf16"), dtype="bfloat16"),
-    "exact, from scratch": Configuration(pretrain=0, lr=1e-3),
-    "DirectQ gauss2/gauss4, from scratch": Configuration(**coded(*GAUSS), pretrain=0, lr=1e-3),
-    "AQ gauss2/gauss4, from scratch": dataclasses.replace(aq(*GAUSS), pretrain=0, lr=1e-3),
-    "exact, noise": Configuration(noise=0.1),
-    "DirectQ gauss2/gauss4, noise": Configuration(**coded(*GAUSS), noise=0.1),
-    "AQ gauss2/gauss4, noise": dataclasses.replace(aq(*GAUSS), noise=0.1),
-}
 # As many processes as stages, and at least as many micro-batches, as 1F1B wants; exact messages have no other loss by it.
 STAGES = {
     f"{name}, {stages} stages": dataclasses.replace(CLAIMS[name], stages=stages, micro_batches=max(4, stages))

@@ -16,13 +16,12 @@ import model
 import text
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
 from convergence.pipeline import tasks
-from convergence.pipeline.paper_adam import PaperAdam
 from convergence.pipeline.parts import part
 from convergence.pipeline.tasks import CONTEXT, loss_of
 
@@ -38,11 +37,9 @@ class Configuration:
 
     Attributes:
         store: Of the cache; "": there is none.
-        noise: The share of a sample's tokens that is replaced at every visit.
         replicas: Of the pipeline; each has a part of the samples, and `batch` of them a step.
         optimizer: What averages a stage over its replicas: "adamw" gradients, exactly; "quantized_adam" gradients in 4 bits;
-            "paper_adam" as its papers have it; "diloco" the parameters, in 4 bits every EVERY steps.
-        dtype: Of weights and activations; the optimizer has float32 copies of other weights.
+            "diloco" the parameters, in 4 bits every EVERY steps.
         task: Of tasks.py.
         point: Steps of a point of the curves; 0: an epoch's.
         validation: Windows or sentences.
@@ -53,8 +50,6 @@ class Configuration:
     codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
     store: str = ""
     shuffle: str = "epoch"
-    noise: float = 0.0
-    dtype: str = "float32"
     stages: int = 4
     replicas: int = 1
     micro_batches: int = 4
@@ -138,20 +133,17 @@ class Run:
                 mesh.get_group("stage"),
             )
         self.stage_group = group.group_name
-        self.module = part(gpt, rank, c.stages, pooled=c.task == tasks.SENTENCES).to(getattr(torch, c.dtype))
+        self.module = part(gpt, rank, c.stages, pooled=c.task == tasks.SENTENCES)
         self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
         device = torch.device("cpu")
         self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, group=group, cache=self.cache, **c.codecs)
         self.schedule = Schedule1F1B(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)
-        self.optimizer: Any
-        if c.optimizer in ("quantized_adam", "paper_adam"):
-            kind = lc.QuantizedAdam if c.optimizer == "quantized_adam" else PaperAdam
-            self.optimizer = kind(self.module.parameters(), lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
-        else:
-            self.optimizer = Optimizer(self.module, c.lr)
-        if c.optimizer == "diloco":
-            inner = torch.optim.AdamW(self.module.parameters(), lr=c.lr, fused=True)
-            self.optimizer = lc.DiLoCoX(inner, EVERY, mesh=mesh, mode="sync", codec="sym4:bucket=128")
+        parameters = list(self.module.parameters())
+        self.optimizer: Any = torch.optim.AdamW(parameters, lr=c.lr, fused=True)
+        if c.optimizer == "quantized_adam":
+            self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
+        elif c.optimizer == "diloco":
+            self.optimizer = lc.DiLoCoX(self.optimizer, EVERY, mesh=mesh, mode="sync", codec="sym4:bucket=128")
         self.tokens, self.targets = tasks.training(c.task, c.samples, c.seed)
 
     def result(self) -> dict[str, Any]:
@@ -161,10 +153,9 @@ class Run:
         start = time.monotonic()
         losses: list[float] = []
         lc.reset_stats()
-        for step, (samples, tokens, targets) in enumerate(
-            self.batches(list(zip(self.tokens, self.targets, strict=True)))
-        ):
-            losses.append(self.step(samples, self.noisy(tokens, step), targets))
+        dataset = list(zip(self.tokens, self.targets, strict=True))
+        for step, batch in enumerate(self.batches(dataset)):
+            losses.append(self.step(*batch))
             if (step + 1) % point == 0:
                 result["loss"].append(statistics.mean(losses[-point:]))
                 result["sent"].append(self.counted())
@@ -213,21 +204,15 @@ class Run:
 
         Returns:
             Bytes, frames included, of `forward` and `backward` messages, of `announcements` of receives, of what goes between
-            `replicas` (of gloo's ops the values alone; of PaperAdam, as it counts), and `other` ones: torch's inference of
-            shapes, and comparisons of caches; `exact`, those of all of them but announcements that are not coded. `mean_value` of
-            |a| and `mean_change` of |a - m|.
+            `replicas` (of gloo's ops the values alone), and `other` ones: torch's inference of shapes, and comparisons of caches;
+            `exact`, those of all of them but announcements that are not coded. `mean_value` of |a| and `mean_change` of |a - m|.
         """
         found = dict.fromkeys((*KINDS, "exact"), 0.0)
-        coded = 0.0
-        if isinstance(self.optimizer, PaperAdam):
-            coded, self.optimizer.coded_bytes = self.optimizer.coded_bytes, 0.0
         for group, ops in lc.stats().items():
             for op, figures in ops.items():
                 kind = next((way for way in ("forward", "backward") if op.startswith(f"send {way} boundary")), "other")
                 kind = "announcements" if op.startswith("recv ") else kind
                 kind = kind if group == self.stage_group else "replicas"
-                if kind == "replicas" and coded:
-                    continue
                 bytes_sent = (figures["wire_bytes"] or 0) + figures["inner_bytes"]
                 found[kind] += bytes_sent
                 if kind != "announcements" and figures["exact_calls"] == figures["calls"]:
@@ -235,16 +220,7 @@ class Run:
                 samples = figures["samples"] or {"mean_value": None}
                 if kind == "forward" and samples["mean_value"]:
                     found |= {name: samples[name] for name in ("mean_value", "mean_change")}
-        found["replicas"] += coded
         return found
-
-    def noisy(self, tokens: Tensor, step: int) -> Tensor:
-        """Tokens of which a share is replaced by random ones, others at each step; the same on every rank."""
-        if not self.c.noise:
-            return tokens
-        draw = torch.Generator().manual_seed(1_000_003 * self.c.seed + step)
-        others = torch.randint(model.VOCABULARY, tokens.shape, generator=draw)
-        return torch.where(torch.rand(tokens.shape, generator=draw) < self.c.noise, others, tokens)
 
     def exactly(self, batches: Any) -> tuple[float, float]:
         """Mean loss of batches by exact messages, without the cache, and the share told right; known to the last stage."""
@@ -263,28 +239,3 @@ class Run:
             return {}
         sides = {"received": (self.rank - 1, False), "sent": (self.rank, True)}
         return {name: self.cache.rows(boundary, sends).tolist() for name, (boundary, sends) in sides.items()}
-
-
-class Optimizer:
-    """AdamW on float32 weights; those of another type are rounded copies of them."""
-
-    def __init__(self, module: nn.Module, lr: float) -> None:
-        self.weights = list(module.parameters())
-        self.copies = [w if w.dtype == torch.float32 else w.detach().float() for w in self.weights]
-        self.inner = torch.optim.AdamW(self.copies, lr=lr, fused=True)
-
-    def step(self) -> None:
-        """Steps by the gradients of the module's weights."""
-        for weight, wide in zip(self.weights, self.copies, strict=True):
-            if wide is not weight:
-                wide.grad = None if weight.grad is None else weight.grad.float()
-        self.inner.step()
-        with torch.no_grad():
-            for weight, wide in zip(self.weights, self.copies, strict=True):
-                if wide is not weight:
-                    weight.copy_(wide)
-
-    def zero_grad(self) -> None:
-        """As torch's."""
-        for weight in self.weights:
-            weight.grad = None

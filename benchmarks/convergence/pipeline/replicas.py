@@ -32,10 +32,8 @@ PRESETS = {
     "AQ gauss2/gauss4, DiLoCoX": replicated(GAUSS, optimizer="diloco"),
     "exact, global": replicated(shuffle="global"),
     "AQ gauss2/gauss4, global": replicated(GAUSS, shuffle="global"),
-    "exact, paper's QuantizedAdam": replicated(optimizer="paper_adam"),
     **{
-        f"{way} gauss3/gauss6, {name}": replicated(END_TO_END, store=store, optimizer=optimizer)
-        for name, optimizer in (("QuantizedAdam", "quantized_adam"), ("paper's QuantizedAdam", "paper_adam"))
+        f"{way} gauss3/gauss6, QuantizedAdam": replicated(END_TO_END, store=store, optimizer="quantized_adam")
         for way, store in (("AQ", "fp16"), ("DirectQ", ""))
     },
     "exact, DiLoCoX": replicated(optimizer="diloco"),

@@ -18,23 +18,12 @@ from tables import Columns
 
 from convergence.pipeline import gates as pipeline_gates
 from convergence.pipeline import rank as pipeline_rank
-from convergence.pipeline.presets import (
-    CLAIMS,
-    FINE_TUNING,
-    FRESH,
-    QUICK,
-    SENTENCES,
-    STAGES,
-    TWO_BITS,
-    VARIANTS,
-    WIDE,
-    shortened,
-)
+from convergence.pipeline.presets import CLAIMS, FINE_TUNING, FRESH, QUICK, SENTENCES, STAGES, WIDE, shortened
 from convergence.pipeline.rank import KINDS, Configuration
 
 Runs = dict[str, list[dict[str, Any]]]  # by name, a seed each
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
-ONE_SEED = ("variants", "stages")  # parts; the others have as many as there are
+ONE_SEED = ("stages",)  # parts; the others have as many as there are
 ALONE = ("fine_tuning", "fresh", "wide", "sentences")  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 400  # deadline of one run
 PARTS = {
@@ -43,12 +32,10 @@ PARTS = {
     "fresh": FRESH,
     "wide": WIDE,
     "sentences": SENTENCES,
-    "variants": VARIANTS,
     "stages": STAGES,
-    "two_bits": TWO_BITS,
 }
 # The curves of the picture.
-DRAWN = ("exact", *(f"{way} {codes}" for way in ("DirectQ", "AQ") for codes in ("gauss4/gauss4", "gauss2/gauss4")))
+DRAWN = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4", "AQ gauss1/gauss4")
 COLUMNS = Columns(
     "run (losses: nats a byte) 45 | seed 5 | training 10.4f | samples 10.4f | validation 12.4f | "
     "bits forward 14.3f | backward 10.3f | a parameter 13.3f | MB sent 10.1f | coded 9.4f | "
