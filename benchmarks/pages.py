@@ -4,7 +4,7 @@ python benchmarks pages              # exit status 1 if a page has another figur
 
 A page has a program's output in one of two forms. A block is what the program printed, and the program fills it
 (result_pages.py); figures.py checks it. A table is rendered from the `tables` in the result's JSON and is checked here. A page
-with tables names its results by their files, for example `fsdp_errors.json`. A row of its tables is a row of such a result, to
+with tables names its results by their files, for example `fsdp_kjv.json`. A row of its tables is a row of such a result, to
 the letter; or, for a result without `tables`, all of its figures are numbers of that result. A line of PASS or FAIL is a gate
 of such a result.
 """

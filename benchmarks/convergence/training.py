@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import text
@@ -26,15 +26,7 @@ def sharded(gpt: nn.Module, world: int) -> nn.Module:
     return fully_shard(gpt, mesh=mesh)
 
 
-def steps(
-    called: nn.Module,
-    optimizer: Any,
-    c: Any,
-    *,
-    rank: int,
-    context: int,
-    after_backward: Callable[[], None] | None = None,
-) -> Iterator[tuple[float, float]]:
+def steps(called: nn.Module, optimizer: Any, c: Any, *, rank: int, context: int) -> Iterator[tuple[float, float]]:
     """Makes the steps of a run; yields the loss of each, the mean over ranks, and the seconds since the first began.
 
     Args:
@@ -43,15 +35,12 @@ def steps(
         c: The run's configuration: `steps`, `batch` and `seed`.
         rank: This rank.
         context: Bytes of a window.
-        after_backward: Called before each step of the optimizer.
     """
     corpus = text.load()
     start = time.monotonic()
     for step in range(c.steps):
         loss = called(*corpus.batch(c.batch, context, seed=c.seed, step=step, rank=rank))
         loss.backward()
-        if after_backward:
-            after_backward()
         optimizer.step()
         optimizer.zero_grad()
         yield mean_over_ranks(loss), time.monotonic() - start

@@ -26,8 +26,7 @@ class Configuration:
         weights, gradients, master, learn_at: Of `lc.fsdp.quantize`; unused on gloo, or with a group's `policy` in place of it.
         width, layers: Of the model.
         hashed_steps: The first steps, of which parameters are hashed.
-        errors_every: Steps from one measurement of learned levels' errors to the next; 0: none.
-        validation_batches: That a rank reads for the perplexity; 0: there is none.
+        validation_batches: That a rank reads for the perplexity.
     """
 
     backend: str = "lowcomm"
@@ -43,7 +42,6 @@ class Configuration:
     batch: int = 8
     lr: float = 1e-3
     hashed_steps: int = 0
-    errors_every: int = 0
     validation_batches: int = training.BATCHES
 
 
@@ -53,8 +51,8 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     Returns:
         Lists with an element a step, `loss`, `weights_bytes` and `gradients_bytes` (sent so far, frames included; 0 on
         gloo, which does not count), `seconds` (since the first step began), and hashes of the first `hashed_steps`,
-        `shards` (this rank's parameters after the step) and `gathered` (all weights as the forward pass saw them); `errors`, what
-        learned_errors() returned by step; then `perplexity` on the validation text.
+        `shards` (this rank's parameters after the step) and `gathered` (all weights as the forward pass saw them); then
+        `perplexity` on the validation text.
     """
     c = configuration
     options = lc.Options(policy=c.policy, min_bytes=0) if c.policy else None
@@ -62,24 +60,14 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     torch.manual_seed(c.seed)
     shape = model.Config(width=c.width, layers=c.layers)
     gpt = training.sharded(model.GPT(shape), world)
-    comms: Any = None
     if c.backend == "lowcomm" and not c.policy:
-        comms = lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master, learn_at=c.learn_at)
+        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master, learn_at=c.learn_at)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     gathered, unwatch = watch_gathered(gpt)
     run: dict[str, Any] = {
         key: [] for key in ("loss", "weights_bytes", "gradients_bytes", "seconds", "shards", "gathered")
     }
-    run["errors"] = {}
-
-    def measure_errors() -> None:
-        step = len(run["loss"]) + 1
-        if c.errors_every and step % c.errors_every == 0:
-            run["errors"][step] = learned_errors(gpt, comms.state_dict(), c)
-
-    for loss, seconds in training.steps(
-        gpt, optimizer, c, rank=rank, context=shape.context, after_backward=measure_errors
-    ):
+    for loss, seconds in training.steps(gpt, optimizer, c, rank=rank, context=shape.context):
         run["loss"].append(loss)
         run["seconds"].append(seconds)
         run["weights_bytes"].append(sent_bytes("all_gather"))
@@ -90,10 +78,9 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         if len(run["loss"]) >= c.hashed_steps:
             unwatch()
         gathered.clear()
-    if c.validation_batches:
-        run["perplexity"] = training.perplexity(
-            gpt, text.load(), shape.context, rank=rank, world=world, batches_a_rank=c.validation_batches
-        )
+    run["perplexity"] = training.perplexity(
+        gpt, text.load(), shape.context, rank=rank, world=world, batches_a_rank=c.validation_batches
+    )
     dist.destroy_process_group()
     return run
 
@@ -127,27 +114,3 @@ def watch_gathered(gpt: nn.Module) -> tuple[list[str], Callable[[], None]]:
             handle.remove()
 
     return seen, end
-
-
-def learned_errors(gpt: nn.Module, state: dict[str, Any], c: Configuration) -> dict[str, dict[str, list[float]]]:
-    """Errors of this rank's shards: the weights that the step began with and the reduced gradients, of tensors that learn levels.
-
-    Args:
-        gpt: After a backward pass.
-        state: Of `lc.fsdp.quantize`.
-        c: The run.
-
-    Returns:
-        For `weights` and `gradients`, by tensor: [squared error of the levels as they are, of even ones, squared norm].
-    """
-    named, found = dict(gpt.named_parameters()), {}
-    for what, spec in (("weights", c.weights), ("gradients", c.gradients)):
-        codec, found[what] = lc.codec(spec), {}
-        even = torch.linspace(0, 1, 2**codec.bits)
-        for table in (state[key] for key in state if key.startswith(what) and key.endswith(".levels")):
-            for tensor, levels in zip(table["tensors"], table["levels"], strict=True):
-                name = tensor.split(" ")[0]
-                shard = (named[name] if what == "weights" else named[name].grad).to_local().detach()
-                lost = [codec.roundtrip(shard, table=of) - shard for of in (levels.contiguous(), even)]
-                found[what][name] = [part.square().sum().item() for part in (*lost, shard)]
-    return found

@@ -81,7 +81,7 @@ def run(name: str, configuration: Configuration) -> dict[str, Any]:
     )
     first = ranks[0]
     megabytes = [first[key][-1] / 1e6 for key in ("weights_bytes", "gradients_bytes")]
-    print(COLUMNS.row(name, c.seed, c.steps, first.get("perplexity"), *megabytes, first["seconds"][-1]), flush=True)
+    print(COLUMNS.row(name, c.seed, c.steps, first["perplexity"], *megabytes, first["seconds"][-1]), flush=True)
     return {"name": name, "configuration": c, "ranks": ranks}
 
 
@@ -114,7 +114,7 @@ def curve(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": entry["name"],
         "seed": entry["configuration"].seed,
-        "perplexity": first.get("perplexity"),
+        "perplexity": first["perplexity"],
         "step": list(range(1, len(of_steps) + 1)),
         "bytes": of_steps,
         "weights_bytes": first["weights_bytes"][-1],

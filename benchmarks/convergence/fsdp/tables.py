@@ -1,8 +1,8 @@
 """QSDP's own tables and figures (arXiv 2302.02390), part by part, next to what the paper has.
 
 `sizes`: 8 bits by size of the model (Table 1). `levels`: learned against even levels (Table 3). `bits`: pairs of bits for
-weights and gradients (Tables 1 and 2), and 8 bits without buckets. `errors`: what levels lose while a model trains (Figures 7
-and 8). As root, `grid`: seconds of a step by bits of weights and of gradients on a link (Table 5).
+weights and gradients (Tables 1 and 2), and 8 bits without buckets. As root, `grid`: seconds of a step by bits of weights and of
+gradients on a link (Table 5).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from steps import measure as steps
 from steps.cases import Case
 from tables import Table, to_json
 
-from convergence.fsdp import errors as fsdp_errors
 from convergence.fsdp import runs as fsdp_runs
-from convergence.fsdp.errors import MODEL, learned_at
 from convergence.fsdp.rank import Configuration
 from convergence.fsdp.runs import Runs, perplexity
 from convergence.fsdp.variants import coded
+from torch_lowcomm.fsdp.levels import PAPERS_STEPS
 
 STEPS = 200
 # GPT-125M on C4: perplexity of the baseline, and by bits of weights and gradients with even and with learned levels.
 PAPERS_BASELINE = 35.81
 PAPER = {(6, 4): (35.81, 35.75), (5, 4): (36.34, 36.01), (4, 4): (37.61, 36.94), (4, 32): (37.11, 36.55)}
+PAPERS_RUN = 4800  # steps
 MODELS = {"1.6 M": {"width": 256, "layers": 2}, "10.7 M": {"width": 384, "layers": 6}}
 WEIGHTS, GRADIENTS = (8, 6, 5, 4, 3), (32, 8, 4)
 # One scale for all of a layer's flat buffer, norms in it: the paper leaves it out because it loses over 2 units of perplexity.
@@ -49,6 +49,11 @@ def mean(runs: Runs, name: str) -> float:
 def papers(bits: tuple[int, int], way: int) -> str:
     """The paper's perplexity with even (0) or learned (1) levels, and that over its baseline's; "" where it has none."""
     return f"{PAPER[bits][way]} ({PAPER[bits][way] / PAPERS_BASELINE:.4f})" if bits in PAPER else ""
+
+
+def learned_at(steps: int) -> tuple[int, ...]:
+    """The paper's steps at which levels are learned, as shares of a run of so many."""
+    return tuple(round(at * steps / PAPERS_RUN) for at in PAPERS_STEPS)
 
 
 def sizes(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
@@ -116,7 +121,9 @@ def bits(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 def levels(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Pairs of bits with learned and with even levels, in a model whose matrices learn; `quick`: W4G4 for a few steps."""
-    size = (fsdp_runs.QUICK if quick else {"steps": STEPS}) | MODEL
+    size = (fsdp_runs.QUICK if quick else {"steps": STEPS}) | MODELS[
+        "1.6 M"
+    ]  # over 100,000 elements a matrix, which learn
     pairs = ((4, 4),) if quick else LEARNED
     presets = {"exact": Configuration(**size)}
     for w, g in pairs:
@@ -175,7 +182,6 @@ PARTS = {
     "sizes": sizes,
     "levels": levels,
     "bits": bits,
-    "errors": fsdp_errors.measure,
     "grid": grid,
 }
 
@@ -183,7 +189,7 @@ PARTS = {
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
     """Runs all parts, or `only` one of PARTS; prints a row a run and a table a part.
 
-    `quick`: a few runs of a few steps, without `grid`, and bounds that are loose. `errors` has one seed, `grid` none.
+    `quick`: a few runs of a few steps, without `grid`, and bounds that are loose. `grid` has no seeds.
     """
     content: dict[str, Any] = {"tables": [], "configurations": {}, "curves": []}
     gates: list[Gate] = []

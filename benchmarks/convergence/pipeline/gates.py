@@ -11,7 +11,6 @@ import paired
 from report import Gate
 
 from convergence import flattery
-from convergence.pipeline import tasks
 
 Run = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Run]]  # by name, a seed each
@@ -29,7 +28,6 @@ RATIO = 1.006  # of AQ to exact training
 FORWARD_BITS, BACKWARD_BITS = 2.7, 4.2
 CHANGES = 0.3
 MEMORY = 0.003  # of m in 8 bits to m in 16
-STAGES = (2, 4, 8)
 # Validation by exact messages over exact training's, of what README and the pages recommend.
 VALIDATION = 1.02
 RECOMMENDED = (
@@ -54,20 +52,17 @@ def gates(runs: Runs, *, quick: bool) -> list[Gate]:
         if {"exact", run, direct} <= runs.keys()
         for how in itertools.islice(LOSSES, 1 if quick else None)
     ]
-    # A class is no later token that a rounding could tell of.
-    on_text = {name: of_name for name, of_name in runs.items() if of_name[0]["configuration"].task == tasks.TEXT}
     recommended = [
         Gate(f"validation, {name} / exact", ratio(runs, name, "validation").mean, "<=", VALIDATION)
         for name in runs
         if name.startswith(RECOMMENDED) and baseline(name, runs) in runs
     ]
     return [
-        flattery.gate(on_text, lambda name: baseline(name, runs)),
+        flattery.gate(runs, lambda name: baseline(name, runs)),
         *recommended,
         *compared,
         *preset_gates(runs, quick=quick),
         *memory_gates(runs),
-        *stages_gates(runs),
         *changes_gates(runs),
         *cache_gates(runs),
     ]
@@ -91,12 +86,11 @@ def mean(runs: Runs, name: str, how: str) -> float:
 
 def print_ratios(runs: Runs) -> None:
     """Prints a line for each run: its losses over those of exact messages, means over paired seeds with their deviations."""
-    print(f"# {'loss / with exact messages':<45}{'training':>18}{'samples':>18}{'validation':>18}{'accuracy':>18}")
+    print(f"# {'loss / with exact messages':<45}{'training':>18}{'samples':>18}{'validation':>18}")
     for name, of_name in runs.items():
         if exact := runs.get(baseline(name, runs)):
             cells = [spread(paired.ratio(flattery.last, of_name, exact).by_seed)]
             cells += [spread(ratio(runs, name, of).by_seed) for of in ("samples", "validation")]
-            cells.append(spread([run["accuracy"] for run in of_name]))
             print(f"#   {name:<43}" + "".join(f"{cell:>18}" for cell in cells))
 
 
@@ -104,19 +98,6 @@ def spread(values: Sequence[float]) -> str:
     """The mean over seeds, and their standard deviation where there are several."""
     deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{deviation}"
-
-
-def stages_gates(runs: Runs) -> list[Gate]:
-    """DirectQ's distance from exact training grows with the stages, of the first seed."""
-    names = [DIRECT if count == 4 else f"{DIRECT}, {count} stages" for count in STAGES]
-    if not {"exact", *names} <= runs.keys():
-        return []
-    gaps = [flattery.last(runs[name][0]) - flattery.last(runs["exact"][0]) for name in names]
-    print(f"# {DIRECT} - exact at {STAGES} stages, training loss: {', '.join(f'{gap:.4f}' for gap in gaps)}")
-    return [
-        Gate(f"{DIRECT} - exact, {more} stages / {less}", large / small, ">", 1.0)
-        for (less, small), (more, large) in itertools.pairwise(zip(STAGES, gaps, strict=True))
-    ]
 
 
 def gap_gate(runs: Runs, how: str, name: str, direct: str, bound: float) -> Gate:
@@ -163,15 +144,13 @@ def changes_gates(runs: Runs) -> list[Gate]:
     """The largest |a - m| / |a| of an epoch from the second visit on.
 
     Of all runs whose model was trained on text before, and whose m has 8 bits or more: fewer bits make changes by themselves,
-    and so does a model from scratch, or one that learns classes: first epochs change it.
+    and so does a model from scratch: first epochs change it.
     """
     ratios = [
         ratio
         for name, of_name in runs.items()
         for run in of_name
-        if run["configuration"].pretrain
-        and run["configuration"].task == tasks.TEXT
-        and not name.endswith("m in 2 bits")
+        if run["configuration"].pretrain and not name.endswith("m in 2 bits")
         for ratio in run["changes"]
         if ratio is not None
     ]

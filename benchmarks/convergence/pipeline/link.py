@@ -17,10 +17,10 @@ import torch
 from linklab.link import goodput_bits, parse_bits
 from pipelines import bound
 from pipelines.compute import alone
+from stages import Part
 from subspace.target_steps import falling, loss_at, steps_to
 from tables import Columns
 
-from convergence.pipeline.parts import part
 from convergence.pipeline.rank import CONTEXT, WIDTH
 
 RATES = ("10mbit", "100mbit", "500mbit", "10gbit")
@@ -62,7 +62,7 @@ def here(configuration: Mapping[str, Any]) -> Pipeline:
     torch.set_num_threads(1)  # as a rank of the runs
     times, parameters = [], []
     for stage in range(stages):
-        module = part(gpt, stage, stages)
+        module = Part(gpt, stage, stages)
         parameters.append(sum(parameter.numel() for parameter in module.parameters()))
         x = torch.randn(samples, CONTEXT, WIDTH) if stage else torch.zeros(samples, CONTEXT, dtype=torch.int64)
         turns = [alone(module, x, last=stage == stages - 1) for _ in range(_TURNS)]

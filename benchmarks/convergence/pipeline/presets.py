@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from convergence.pipeline import tasks
 from convergence.pipeline.rank import Configuration
 
 
@@ -36,12 +35,6 @@ CLAIMS = {
     "AQ gauss1/gauss4": aq("gauss1", "gauss4"),
     "AQ gauss2/gauss4, m in 8 bits": aq(*GAUSS, store="sym8:bucket=128"),
     "AQ gauss2/gauss4, m in 2 bits": aq(*GAUSS, store="sym2:bucket=128"),
-}
-# As many processes as stages, and at least as many micro-batches, as 1F1B wants; exact messages have no other loss by it.
-STAGES = {
-    f"{name}, {stages} stages": dataclasses.replace(CLAIMS[name], stages=stages, micro_batches=max(4, stages))
-    for stages in (2, 8)
-    for name in ("DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 }
 # What README's and the pages' rows of pipelines are from: validation by exact messages, of samples that come back, and of text
 # whose every window is seen once, by a model from its first weights.
@@ -77,12 +70,6 @@ WIDE = {
         ("width 576, again", ("exact", "AQ gauss2/gauss4"), {"samples": 16 * 60, "epochs": 5}),
     )
     for name in names
-}
-# The paper's other kind of task: which lines of Python's library are comments, of two classes.
-SENTENCES = {
-    f"{name}, sentences": dataclasses.replace(c, task=tasks.SENTENCES, samples=1024, epochs=4)
-    for name, c in WAYS.items()
-    if "minmax4" not in name
 }
 QUICK = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 

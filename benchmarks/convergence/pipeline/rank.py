@@ -16,16 +16,14 @@ import model
 import text
 import torch
 import torch.distributed as dist
+from stages import Part, loss_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
-from convergence.pipeline import tasks
-from convergence.pipeline.parts import part
-from convergence.pipeline.tasks import CONTEXT, loss_of
 
-WIDTH = model.Config().width
+WIDTH, CONTEXT = model.Config().width, model.Config().context
 PRETRAIN_LR = 1e-3
 EVERY = 4  # steps from one outer step of DiLoCoX to the next
 KINDS = ("forward", "backward", "announcements", "replicas", "other")  # of bytes
@@ -40,9 +38,8 @@ class Configuration:
         replicas: Of the pipeline; each has a part of the samples, and `batch` of them a step.
         optimizer: What averages a stage over its replicas: "adamw" gradients, exactly; "quantized_adam" gradients in 4 bits;
             "diloco" the parameters, in 4 bits every EVERY steps.
-        task: Of tasks.py.
         point: Steps of a point of the curves; 0: an epoch's.
-        validation: Windows or sentences.
+        validation: Windows.
         watched: Of them those that are evaluated at each point.
         width: Of the decoder, which has two blocks then and heads of 64; 0: the benchmark's own.
     """
@@ -58,7 +55,6 @@ class Configuration:
     epochs: int = 12
     batch: int = 16
     lr: float = 3e-4
-    task: str = tasks.TEXT
     point: int = 0
     validation: int = 512
     watched: int = 128
@@ -84,8 +80,7 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
         Of each run, by point: `seconds`, and of this rank's messages `sent`, whose figures are sums over what `counted()` has;
         `elements` that crossed a boundary in each direction; `caches`: the rows of its boundaries, and `cache_bytes`. On the
         last stage also `loss` by point, by the run's own messages. By exact messages `validations` by point, and of the trained
-        weights `samples` and `validation`: mean cross entropy (nats) of the first samples, and of others that are not trained
-        on, and the share of the latter that is told right, `accuracy`.
+        weights `samples` and `validation`: mean cross entropy (nats) of the first samples, and of others that are not trained on.
     """
     first = configurations[0]
     world = first.replicas * first.stages
@@ -133,7 +128,7 @@ class Run:
                 mesh.get_group("stage"),
             )
         self.stage_group = group.group_name
-        self.module = part(gpt, rank, c.stages, pooled=c.task == tasks.SENTENCES)
+        self.module = Part(gpt, rank, c.stages)
         self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
         device = torch.device("cpu")
         self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, group=group, cache=self.cache, **c.codecs)
@@ -144,7 +139,8 @@ class Run:
             self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
         elif c.optimizer == "diloco":
             self.optimizer = lc.DiLoCoX(self.optimizer, EVERY, mesh=mesh, mode="sync", codec="sym4:bucket=128")
-        self.tokens, self.targets = tasks.training(c.task, c.samples, c.seed)
+        self.corpus = text.load()
+        self.tokens, self.targets = self.corpus.batch(c.samples, CONTEXT, seed=c.seed, step=0, rank=1)
 
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
@@ -161,7 +157,7 @@ class Run:
                 result["sent"].append(self.counted())
                 stopped = time.monotonic()
                 result["seconds"].append(stopped - start)
-                result["validations"].append(self.validated(c.watched)[0])
+                result["validations"].append(self.validated(c.watched))
                 start += time.monotonic() - stopped
                 lc.reset_stats()
         if self.c.optimizer == "diloco":
@@ -171,13 +167,14 @@ class Run:
         result["parameters"] = sum(parameter.numel() for parameter in self.module.parameters())
         result["cache_bytes"] = self.cache.bytes if self.cache else 0
         first = (part[: c.validation].split(c.batch) for part in (self.tokens, self.targets))
-        result["samples"], _ = self.exactly(zip(*first, strict=True))
-        result["validation"], result["accuracy"] = self.validated(c.validation)
+        result["samples"] = self.exactly(zip(*first, strict=True))
+        result["validation"] = self.validated(c.validation)
         return result
 
-    def validated(self, count: int) -> tuple[float, float]:
-        """As exactly(), of so many samples that are not trained on."""
-        return self.exactly(tasks.validation(self.c.task, count, self.c.batch))
+    def validated(self, count: int) -> float:
+        """As exactly(), of so many windows that are not trained on, equal for all runs."""
+        batch = self.c.batch
+        return self.exactly(self.corpus.validation_batch(batch, CONTEXT, i) for i in range(count // batch))
 
     def batches(self, dataset: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Any, ...]]:
         """The numbered batches of this replica in all epochs; with shuffle="global" slots move between replicas."""
@@ -222,16 +219,14 @@ class Run:
                     found |= {name: samples[name] for name in ("mean_value", "mean_change")}
         return found
 
-    def exactly(self, batches: Any) -> tuple[float, float]:
-        """Mean loss of batches by exact messages, without the cache, and the share told right; known to the last stage."""
+    def exactly(self, batches: Any) -> float:
+        """Mean loss of batches by exact messages, without the cache; known to the last stage."""
         losses: list[Tensor] = []
-        right: list[Tensor] = []
         for tokens, targets in batches:
             of_batch: list[Tensor] = []  # torch empties the list at each call
-            logits = lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
+            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
             losses += of_batch
-            right += [(logits.argmax(-1) == targets).float().mean()] if self.last else []
-        return tuple(torch.stack(of).mean().item() if of else 0.0 for of in (losses, right))  # type: ignore[return-value]
+        return torch.stack(losses).mean().item() if losses else 0.0
 
     def rows(self) -> dict[str, list[list[int]]]:
         """What the cache has of each boundary of this rank, as Cache.rows()."""

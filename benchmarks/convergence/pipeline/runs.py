@@ -18,21 +18,18 @@ from tables import Columns
 
 from convergence.pipeline import gates as pipeline_gates
 from convergence.pipeline import rank as pipeline_rank
-from convergence.pipeline.presets import CLAIMS, FINE_TUNING, FRESH, QUICK, SENTENCES, STAGES, WIDE, shortened
+from convergence.pipeline.presets import CLAIMS, FINE_TUNING, FRESH, QUICK, WIDE, shortened
 from convergence.pipeline.rank import KINDS, Configuration
 
 Runs = dict[str, list[dict[str, Any]]]  # by name, a seed each
 TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
-ONE_SEED = ("stages",)  # parts; the others have as many as there are
-ALONE = ("fine_tuning", "fresh", "wide", "sentences")  # parts that run by `--only` alone, each with a record of its own
+ALONE = ("fine_tuning", "fresh", "wide")  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 400  # deadline of one run
 PARTS = {
     "claims": CLAIMS,
     "fine_tuning": FINE_TUNING,
     "fresh": FRESH,
     "wide": WIDE,
-    "sentences": SENTENCES,
-    "stages": STAGES,
 }
 # The curves of the picture.
 DRAWN = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4", "AQ gauss1/gauss4")
@@ -47,7 +44,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
     """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
     `quick`: fewer samples, epochs and runs, and bounds that so few steps reach; the part `claims` alone unless `only`
-    is. `seeds`: of all parts but ONE_SEED.
+    is.
     """
     print(COLUMNS.heading())
     runs: Runs = {}
@@ -56,7 +53,7 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
             continue
         if quick:
             presets = {name: shortened(c) for name, c in presets.items() if name in QUICK or part != "claims"}
-        for run in of_presets(presets, range(1 if part in ONE_SEED else seeds)):
+        for run in of_presets(presets, range(seeds)):
             runs.setdefault(run["name"], []).append(run)
     return to_json(runs), pipeline_gates.gates(runs, quick=quick)
 
@@ -93,7 +90,7 @@ def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
     bits = 8 / (ranks[0]["elements"] * c.replicas * (c.stages - 1))
     return {
         "configuration": c,
-        **{name: lasts[0][name] for name in ("samples", "validation", "validations", "accuracy", "seconds")},
+        **{name: lasts[0][name] for name in ("samples", "validation", "validations", "seconds")},
         "loss": [statistics.mean(of_point) for of_point in zip(*(last["loss"] for last in lasts), strict=True)],
         "bytes": list(itertools.accumulate(sum(rank[kind] for rank in point for kind in KINDS) for point in sent)),
         **{f"{kind}_bits": total[kind] * bits for kind in ("forward", "backward", "announcements")},
