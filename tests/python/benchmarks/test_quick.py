@@ -81,6 +81,7 @@ def test_others(tmp_path, program):
         expect_labs()
     rows, options = OTHERS[program]
     content, printed = run(tmp_path, program, *options, statuses=(0, 1))
-    assert content[rows] and (content["gates"] or program == "nanogpt_wan")
+    # The quick gates of diloco_lab are next to torchft.
+    assert content[rows] and (content["gates"] or program == "nanogpt_wan" or content.get("torchft") == "absent")
     for gate in content["gates"]:
         assert re.search(rf"^{'PASS' if gate['pass'] else 'FAIL'}  {re.escape(gate['name'])} ", printed, re.MULTILINE)
