@@ -209,7 +209,7 @@ fuzz-seeds:
 # links can carry, a quarter of an hour; pipelines against torch's stages and what their schedules allow, twelve minutes.
 lab: build
 	$(BIN)/python benchmarks linklab lanes --json benchmarks/results/linklab_lanes.json; lanes=$$?; \
-	  $(BIN)/python benchmarks linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png; \
+	  $(BIN)/python benchmarks linklab standard --json benchmarks/results/linklab.json; \
 	  standard=$$?; $(BIN)/python benchmarks pipelines --json benchmarks/results/pipelines.json && exit $$((lanes | standard))
 .PHONY: lab
 

@@ -12,18 +12,17 @@ PROGRAMS = {
     ),
     "pretrained": ("convergence.pretrained", "what fsdp and diloco cost a pretrained model on real text"),
     "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),
-    "overlap": ("steps.overlap", "how much of fsdp's communication a step waits for; as root"),
-    "diloco": ("diloco.cli", "the share of its speed without communication that diloco keeps; as root"),
-    "diloco_throughput": ("diloco.throughput", "tokens a second of each row of DiLoCoX's Table 1; as root"),
     "diloco_lab": ("diloco.lab", "outer loops on slow links next to torchft's, with their losses; as root"),
     "pipelines": ("pipelines.cli", "seconds of a pipeline's step on slow links, next to torch's stages; as root"),
     "stable_rank": ("subspace.stable_rank", "how low the rank of a pretrained decoder's projections and gradients is"),
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),
-    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay; as root"),
-    "seed_replay_base": ("seed_replay.base", "what quantized weights cost seed_replay in loss, seconds and memory"),
+    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay"),
     "seed_replay_smollm2": ("seed_replay.smollm2", "SmolLM2 tuned by seed replay and by back-propagation under ddp"),
-    "seed_replay_cost": ("seed_replay.cost", "what a step of seed_replay costs beyond its forward passes"),
+    "seed_replay_cost": (
+        "seed_replay.cost",
+        "what seed_replay costs beyond its forward passes, and with quantized weights",
+    ),
     "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),
     "codec_peers": ("codec.peers", "speed of codecs next to FBGEMM and pi-quant"),
     "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
@@ -49,7 +48,12 @@ def main(arguments: list[str]) -> int:
     # Models and texts are the examples'; the faults' ranks are started as the tests' are.
     sys.path[:1] = [str(_ROOT / folder) for folder in ("benchmarks", "examples", "tests/python")]
     sys.argv = [f"benchmarks {name}", *others]
-    return importlib.import_module(PROGRAMS[name][0]).main()
+    from linklab import LabError
+
+    try:
+        return importlib.import_module(PROGRAMS[name][0]).main()
+    except LabError as error:
+        raise SystemExit(f"benchmarks {name}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -164,11 +164,11 @@ def _only_link(name: str) -> dict[str, Any]:
 
 def _step_of_outer(name: str) -> dict[str, float]:
     """Of a case of the outer loop: seconds a step, and bytes that a host sent, a step."""
-    result = load("diloco_speed")
-    link = _only_link("diloco_speed")
+    result, link = load("diloco_speed"), _only_link("diloco_speed")
+    setting = result.get("setting", result)  # where the program that is there has it
     row = next(row for row in link["rows"] if row["name"] == name)
-    tokens = 2 * result["batch"] * _CONTEXT  # of both ranks
-    return {"seconds": tokens / row["speed"], "sent": row["sent"] / result["every"]}
+    tokens = 2 * setting["batch"] * _CONTEXT  # of both ranks
+    return {"seconds": tokens / row["speed"], "sent": row["sent"] / setting["every"]}
 
 
 def _ratio(result: str, name: str) -> str:

@@ -1,11 +1,10 @@
-"""Checks the figures of README.md and of the pages under results/ against the results, and shows a result as a page has it.
+"""Checks the figures of README.md and of the pages under results/ against the results.
 
 python benchmarks pages              # exit status 1 if a page has another figure, with the line
-python benchmarks pages RESULT...    # tables and gates of results/RESULT.json, to be put on a page
 
 A page has a program's output in one of two forms. A block is what the program printed, and the program fills it
 (result_pages.py); figures.py checks it. A table is rendered from the `tables` in the result's JSON and is checked here. A page
-with tables names its results by their files, for example `fsdp_errors.json`. A row of its tables is a row of such a result, to
+with tables names its results by their files, for example `fsdp_kjv.json`. A row of its tables is a row of such a result, to
 the letter; or, for a result without `tables`, all of its figures are numbers of that result. A line of PASS or FAIL is a gate
 of such a result.
 """
@@ -14,12 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import figures
-import report
 import tables
 
 
@@ -55,17 +52,6 @@ def wrong_in_page(page: Path, text: str | None = None) -> Iterator[str]:
         yield f"{page.name}: expected a gate of {', '.join(names)}, got {found}"
 
 
-def shown(name: str) -> str:
-    """A result's tables and gates as a page has them."""
-    result = figures.load(name)
-    parts = [
-        "\n".join([f"{table.title[0].upper()}{table.title[1:]}:", "", *table.markdown()])
-        for table in tables.of_json(result)
-    ]
-    gates = [report.Gate(gate["name"], gate["value"], gate["op"], gate["bound"]).line() for gate in result["gates"]]
-    return "\n\n".join([*parts, "\n".join(["```", *gates, "```"])])
-
-
 def wrong() -> Iterator[str]:
     """All rows, figures and gates of README.md and of the results' pages that are not the results'."""
     readme = (figures.ROOT / "README.md").read_text()
@@ -79,10 +65,7 @@ def wrong() -> Iterator[str]:
 
 
 def main() -> int:
-    """Shows the results that are named; without one checks all pages. Returns the exit status."""
-    if names := sys.argv[1:]:
-        print("\n\n".join(shown(name) for name in names))
-        return 0
+    """Checks all pages; returns the exit status."""
     found = list(wrong())
     print("\n".join(found or ["all figures are the results'"]))
     return 1 if found else 0

@@ -5,6 +5,7 @@ python benchmarks/report.py FILE...     # puts versions and commit into the JSON
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import operator
@@ -18,7 +19,7 @@ import result_pages
 from torch_lowcomm.cli import machine as here
 from torch_lowcomm.cli.machine import machine, versions
 
-__all__ = ["Gate", "finish", "heading", "write_json"]
+__all__ = ["Gate", "arguments", "finish", "heading", "write_json"]
 
 _ROOT = Path(__file__).parents[1]
 
@@ -49,6 +50,33 @@ class Gate:
         """One fixed-width row."""
         verdict = "PASS" if self.passed else "FAIL"
         return f"{verdict}  {self.name:<72} {self.value:>10.4f} {self.op:>2} {self.bound:.4f}"
+
+
+def positive(text: str) -> int:
+    """The type of an option that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return int(text)
+
+
+def arguments(doc: str | None, *, quick: str = "", repetitions: int = 0, seeds: int = 0) -> argparse.ArgumentParser:
+    """A parser with the options that programs have in common, and --json.
+
+    Args:
+        doc: The program's, shown by --help.
+        quick: What --quick does; "": there is none.
+        repetitions: The default; 0: there is no such option.
+        seeds: Likewise.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    if repetitions:
+        parser.add_argument("--repetitions", type=positive, default=repetitions, help=f"of every case ({repetitions})")
+    if seeds:
+        parser.add_argument("--seeds", type=positive, default=seeds, help=f"paired ones ({seeds})")
+    parser.add_argument("--json", type=Path, help="versions, machine, rows, gates")
+    return parser
 
 
 def heading(name: str, **options: object) -> str:

@@ -1,10 +1,46 @@
-"""A table of results: printed below a program's rows, kept in its JSON, and shown on a page under results/ as it is there."""
+"""Tables of results: rows of fixed width as a program goes on, and whole ones, which its JSON keeps and a page shows."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+class Columns:
+    """The heading and the rows of a table that is printed while it is measured.
+
+    Args:
+        columns: Each one's heading, width and format, as in "run 28 | seconds 9.1f"; the first one is aligned to the left.
+            None is shown as "-".
+    """
+
+    def __init__(self, columns: str) -> None:
+        self._columns = []
+        for column in columns.split(" | "):
+            name, _, form = column.rpartition(" ")
+            width = re.match(r"\d+", form)
+            assert width, column
+            self._columns.append((name, int(width[0]), form[width.end() :]))
+
+    def heading(self) -> str:
+        """A comment."""
+        return "# " + self._aligned([name for name, _, _ in self._columns])
+
+    def row(self, *cells: Any) -> str:
+        """A line of as many cells as there are columns."""
+        return "  " + self._aligned(
+            [
+                "-" if cell is None else format(cell, form)
+                for cell, (_, _, form) in zip(cells, self._columns, strict=True)
+            ]
+        )
+
+    def _aligned(self, texts: Sequence[str]) -> str:
+        widths = [width for _, width, _ in self._columns]
+        rest = "".join(f"{text:>{width}}" for text, width in zip(texts[1:], widths[1:], strict=True))
+        return f"{texts[0]:<{widths[0]}}{rest}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)

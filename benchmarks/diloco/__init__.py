@@ -1,4 +1,4 @@
-"""The cost of lc.DiLoCoX on slow links: speed, bytes, waiting and memory, next to torchft's DiLoCo.
+"""Outer loops on slow links next to torchft's: speed, exposed communication, bytes and loss of one and the same setting.
 
-python benchmarks diloco --rate 100mbit 10mbit          # as root; benchmarks/results/diloco_speed.md
+python benchmarks diloco_lab          # as root; benchmarks/results/diloco_lab.md
 """

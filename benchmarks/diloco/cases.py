@@ -1,4 +1,4 @@
-"""The outer loops that are measured, by name."""
+"""The outer loops that are measured, by name: the peer of each, and those that are claimed to be fast on a link."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 
 INT4 = "sym4:bucket=128"
 OUTER_LR = 0.7
+MOMENTUM = 0.6  # of every outer optimizer: 8 outer steps are too few for DiLoCo's 0.9
+_BETWEEN = 4  # turns between two without communication
+STANDS_STILL = 0.05  # of an interval, that a message may take for which training stands still
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +24,8 @@ class Case:
     mode: str = "continue"
     codec: str | None = INT4
     rank: int | None = None
-    residual: str = "float32"
     fragments: int = 1
     delay: int | None = None
-    momentum: float = 0.6
 
     @property
     def ours(self) -> bool:
@@ -37,46 +38,69 @@ class Case:
         return self.loop == "alone" or self.mode == "sync" or (self.loop == "torchft" and self.delay is None)
 
 
-ALONE = "no communication"
-
-CASES = [
-    Case(ALONE, "alone"),
+ALONE = Case("no communication", "alone")
+TORCHFT, TORCHFT_STREAMING = "torchft DiLoCo", "torchft Streaming"
+# Of each of ours torchft's that waits, or does not wait, as it does. Those of "sync" and "streaming" have the same outer
+# optimizer, fragments and delay; torchft has no loop whose message may travel for a whole interval, as "continue" has.
+PEERS = {"sync": TORCHFT, "streaming": TORCHFT_STREAMING, "continue": TORCHFT_STREAMING}
+STREAMING = {"mode": "restart", "fragments": 2, "delay": 5}
+CASES = (
     Case("continue fp32", codec=None),
     Case("continue int4"),
     Case("continue gauss2", codec="gauss2"),
     Case("continue rank 64, int4", rank=64),
-    Case("continue rank 16, int4", rank=16),
-    Case("sync fp32", mode="sync", codec=None, momentum=0.9),
-    Case("sync int4", mode="sync", momentum=0.9),
-    Case("sync gauss2", mode="sync", codec="gauss2", momentum=0.9),
-    Case("sync rank 64, int4", mode="sync", rank=64, momentum=0.9),
-    Case("sync rank 16, int4", mode="sync", rank=16, momentum=0.9),
-    Case("streaming fp32", mode="restart", codec=None, fragments=2, delay=5),
-    Case("streaming int4", mode="restart", fragments=2, delay=5),
-    Case("streaming gauss2", mode="restart", codec="gauss2", fragments=2, delay=5),
-    Case("streaming rank 64, int4", mode="restart", rank=64, fragments=2, delay=5),
-    Case("streaming rank 16, int4", mode="restart", rank=16, fragments=2, delay=5),
-    Case("torchft DiLoCo", "torchft", momentum=0.9),
-    Case("torchft Streaming", "torchft", fragments=2, delay=5),
-]
-
-# Ours, and the peer's that has the same outer optimizer, fragments and delay.
-PAIRS = [
-    ("sync int4", "torchft DiLoCo"),
-    ("sync gauss2", "torchft DiLoCo"),
-    ("streaming int4", "torchft Streaming"),
-    ("streaming gauss2", "torchft Streaming"),
-]
+    Case(TORCHFT_STREAMING, "torchft", fragments=2, delay=5),
+    Case("streaming fp32", codec=None, **STREAMING),
+    Case("streaming int4", **STREAMING),
+    Case("streaming gauss2", codec="gauss2", **STREAMING),
+    Case("streaming rank 64, int4", rank=64, **STREAMING),
+    Case(TORCHFT, "torchft"),
+    Case("sync int4", mode="sync"),
+    Case("sync gauss2", mode="sync", codec="gauss2"),
+    Case("sync rank 64, int4", mode="sync", rank=64),
+)
+_QUICK = ("continue gauss2", "sync gauss2", TORCHFT)
 
 
-def chosen(only: list[str] | None, *, peer: bool) -> list[Case]:
-    """The cases whose names hold one of `only` (None: all), always with the one without communication.
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Model, batch and interval, which speed, bytes and losses have in common; links; how often each is measured."""
 
-    Raises:
-        ValueError: No case has such a name.
-    """
-    known = [case for case in CASES if peer or case.loop != "torchft"]
-    for word in only or []:
-        if not any(word in case.name for case in known):
-            raise ValueError(f"--only: expected part of a name among {[case.name for case in known]}, got {word!r}")
-    return [case for case in known if case.name == ALONE or only is None or any(word in case.name for word in only)]
+    model: str = "1.6M"
+    batch: int = 8
+    every: int = 100
+    sites: tuple[int, ...] = (2, 3)
+    rates: tuple[str, ...] = ("100mbit", "10mbit")
+    repetitions: int = 5
+    rounds_of_losses: int = 8
+    seeds: int = 3
+    quick: bool = False
+
+    def cases(self, *, peer: bool) -> list[Case]:
+        """All but the one without communication; those of the `peer` where it is installed."""
+        chosen = [case for case in CASES if not self.quick or case.name in _QUICK]
+        return [case for case in chosen if peer or case.ours]
+
+    def turns(self, *, peer: bool) -> list[Case]:
+        """The cases of a repetition in their order, with the one without communication before every four, and last."""
+        cases = self.cases(peer=peer)
+        parts = [[ALONE, *cases[i : i + _BETWEEN]] for i in range(0, len(cases), _BETWEEN)]
+        return [case for part in parts for case in part] + [ALONE]
+
+
+QUICK = Setting("base", 1, 12, (2,), ("100mbit",), 1, 2, 1, quick=True)
+
+
+def peer_of(name: str) -> str | None:
+    """Of one of ours the case of torchft that it is next to; None of the others."""
+    return PEERS.get(name.partition(" ")[0])
+
+
+def fewer_bytes_claimed(name: str) -> bool:
+    """Whether a row is claimed to send 8 times fewer bytes at equal loss: 2 bits; 4 bits and steps send 7.5 times fewer."""
+    return "gauss2" in name
+
+
+def equal_loss_claimed(name: str) -> bool:
+    """Whether a row is claimed to have torchft's loss: all but factors, which have 1.5 % more for 21 times fewer bytes."""
+    return "rank" not in name

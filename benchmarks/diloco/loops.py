@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 import torch_lowcomm as lc
-from diloco.cases import OUTER_LR, Case
-
-
-class Loop(Protocol):
-    """`step` is the optimizer's, after a backward; `waited_s` what of it so far was waiting for the network, in seconds."""
-
-    waited_s: float
-
-    def step(self) -> None:
-        """An inner step, and what is due of the outer loop after it."""
-
-    def finish(self) -> None:
-        """The last averages are applied, and the model has the outer parameters."""
-
-    def close(self) -> None:
-        """Nothing of it goes on."""
+from diloco.cases import MOMENTUM, OUTER_LR, Case
 
 
 class Alone:
-    """No outer loop."""
+    """No outer loop.
+
+    `step` is the optimizer's, after a backward; `waited_s` what of it so far was waiting for the network, in seconds. After
+    `finish` the last averages are applied, and after `close` nothing of a loop goes on.
+    """
 
     waited_s = 0.0
 
@@ -46,30 +35,24 @@ class Alone:
         """Nothing."""
 
 
-def wrapped(case: Case, inner: torch.optim.Optimizer, every: int, gpt: nn.Module | None = None) -> lc.DiLoCoX:
-    """The outer loop of a case of ours."""
-    return lc.DiLoCoX(
-        inner,
-        every,
-        mode=case.mode,
-        model=gpt,
-        codec=case.codec,
-        rank=case.rank,
-        residual_dtype=case.residual,
-        outer_lr=OUTER_LR,
-        outer_momentum=case.momentum,
-        fragments=case.fragments,
-        fragment_sync_delay=case.delay,
-    )
-
-
 class Lowcomm:
     """`lc.DiLoCoX`."""
 
     def __init__(self, case: Case, gpt: nn.Module, inner: torch.optim.Optimizer, job: dict[str, Any]) -> None:
         self.waited_s = 0.0
         self._every: int = job["every"]
-        self._outer = wrapped(case, inner, self._every, gpt)
+        self._outer = lc.DiLoCoX(
+            inner,
+            self._every,
+            mode=case.mode,
+            model=gpt,
+            codec=case.codec,
+            rank=case.rank,
+            outer_lr=OUTER_LR,
+            outer_momentum=MOMENTUM,
+            fragments=case.fragments,
+            fragment_sync_delay=case.delay,
+        )
         sends = [self._every * (f + 1) // case.fragments for f in range(case.fragments)]
         # After which steps the report is of an average that has just come.
         self._arrivals = {(at + (case.delay or 0)) % self._every for at in sends}

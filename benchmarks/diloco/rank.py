@@ -25,21 +25,6 @@ _VALIDATION = (4, 16)  # batches, windows each
 _WARM_UP = 5  # steps
 
 
-def others_cpu_s() -> float:
-    """Processor seconds of this process's threads but the calling one: codecs, low-rank products, sockets."""
-    return time.process_time() - time.thread_time()
-
-
-def outer_ops() -> dict[str, float]:
-    """Of all outer steps' ops since `reset_stats`: their number, bytes, seconds of coding."""
-    ops = [ops["outer_step"] for ops in lc.stats().values() if "outer_step" in ops]
-    return {
-        "calls": sum(op["calls"] for op in ops),
-        "wire_bytes": sum(op["wire_bytes"] for op in ops),
-        "coding_s": sum(op["encode_s"] + op["decode_s"] for op in ops),
-    }
-
-
 def validation(gpt: nn.Module, corpus: data.Corpus, context: int) -> float:
     """Mean cross entropy in nats a byte."""
     batches, windows = _VALIDATION
@@ -47,7 +32,7 @@ def validation(gpt: nn.Module, corpus: data.Corpus, context: int) -> float:
         return sum(gpt(*corpus.validation_batch(windows, context, i)).item() for i in range(batches)) / batches
 
 
-def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> dict[str, Any]:
+def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int) -> dict[str, Any]:
     """A training of so many rounds from the seed's start; the first round is not timed."""
     config = MODELS[job["model"]]
     torch.manual_seed(seed)
@@ -58,7 +43,7 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> 
     rank, rounds = dist.get_rank(), []
     lc.reset_stats()
     dist.barrier()
-    sent, others = interface_sent(), others_cpu_s()
+    sent = interface_sent()
     every = job["every"]
     first = _WARM_UP if case.loop == "alone" else every  # which has nothing under way as the second round begins
     for begin in (0, *range(first, first + (job["rounds"] - 1) * every, every)):
@@ -73,11 +58,11 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> 
         seconds, waited_s = time.perf_counter() - start, sum(of_steps)
         rounds.append({"s": seconds, "waited_s": waited_s, "waits": of_steps, "local_s": after_inner - waited_s})
     loop.finish()
+    outer = [ops["outer_step"] for ops in lc.stats().values() if "outer_step" in ops]
     result = {
         "rounds": rounds[1:],
         "sent": (interface_sent() - sent) / job["rounds"],
-        "others_cpu_s": (others_cpu_s() - others) / job["rounds"],
-        **{name: value / job["rounds"] for name, value in outer_ops().items()},
+        "coding_s": sum(op["encode_s"] + op["decode_s"] for op in outer) / job["rounds"],
         "loss": validation(gpt, corpus, config["context"]),
     }
     dist.barrier()
@@ -86,20 +71,17 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> 
 
 
 def main() -> None:
-    """Every case, so many times in turn, or once a seed."""
+    """Every case in turn, once a seed."""
     job, finish = job_of_host()
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm")
     corpus = data.load()
     cases = [Case(**case) for case in job["cases"]]
     runs: list[list[dict[str, Any]]] = [[] for _ in cases]
-    for seed in job.get("seeds") or [0] * job["repetitions"]:
+    for seed in job["seeds"]:
         for case, of_case in zip(cases, runs, strict=True):
             of_case.append(run(case, job, corpus, seed))
-    config = MODELS[job["model"]]
-    shapes = [list(p.shape) for p in model.GPT(model.Config(**config)).parameters()]
-    written = {"runs": runs, "shapes": shapes, "context": config["context"]}
-    finish(written)
+    finish({"runs": runs, "context": MODELS[job["model"]]["context"]})
     dist.barrier()
     dist.destroy_process_group()
 

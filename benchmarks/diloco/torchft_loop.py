@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from diloco.cases import OUTER_LR, Case
+from diloco.cases import MOMENTUM, OUTER_LR, Case
 
 if TYPE_CHECKING:
     from torchft.manager import Manager
@@ -117,8 +117,7 @@ class Torchft:
         self._parts = _parts(gpt, case.fragments)
         self._inner = inner
         outer = [
-            torch.optim.SGD(part.parameters(), lr=OUTER_LR, momentum=case.momentum, nesterov=True)
-            for part in self._parts
+            torch.optim.SGD(part.parameters(), lr=OUTER_LR, momentum=MOMENTUM, nesterov=True) for part in self._parts
         ]
         self._diloco = DiLoCo(
             self._manager, self._parts, inner, outer, sync_every=job["every"], fragment_sync_delay=case.delay or 0

@@ -1,7 +1,7 @@
 """The fault matrix: every op, exact and compressed, with every fault, before, during and after a rank's part.
 
 `cases.py` says which rows exist, and why some cannot; `ops.py` how an op is issued and what it must give. `rank.py` is
-what a rank does in every row; `signals.py`, `cuts.py`, `frames.py` and `differences.py` are the faults, which see of a rank
-only `player.py`. `tap.py` sits between a rank and its peers and acts at one of its frames. `run.py` runs a row in real
-processes, on loopback or in a lab. `judge.py` says from the facts (`facts.py`) whether the row holds.
+what a rank does in every row; `signals.py`, `cuts.py`, `frames.py` and `differences.py` are the faults. `tap.py` sits
+between a rank and its peers and acts at one of its frames. `run.py` runs a row in real processes, on loopback or in a
+lab. `judge.py` says from the ranks' facts whether the row holds. `rows.py` is the program around any such matrix.
 """

@@ -66,9 +66,14 @@ class Case:
         return self.size - 1
 
     @property
-    def cut(self) -> bool:
-        """Whether the row needs a lab, whose links can be cut."""
+    def needs_lab(self) -> bool:
+        """Whether links are cut."""
         return self.fault in CUTS
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other row may run beside it: none."""
+        return False
 
     @property
     def tapped(self) -> bool:

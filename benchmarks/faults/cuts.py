@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from faults.home import interface_bytes
 from faults.ops import PendingOp
-from faults.player import Player
+
+if TYPE_CHECKING:
+    from faults.rank import Player
 
 _SHORT_S = 0.5
 _UNDER_WAY = 16 << 10  # bytes across the interface, of 160 KiB and more
@@ -25,8 +28,8 @@ def play(player: Player) -> None:
 
 def _cut(player: Player, threads: list[threading.Thread]) -> None:
     """Cuts; a thread restores, half a second later or once every rank has given up."""
-    home = player.home
-    assert home
+    notes = player.notes
+    assert notes
 
     def restore() -> None:
         if player.case.recovers:
@@ -34,10 +37,10 @@ def _cut(player: Player, threads: list[threading.Thread]) -> None:
         else:
             for rank in range(player.case.size):
                 player.hear(f"over{rank}")
-        home.ask("restore")
+        notes.ask("restore")
         player.r.say("restored")
 
-    home.ask("cut")
+    notes.ask("cut")
     player.facts.fault_at = time.monotonic()
     player.r.say("fault", player.facts.fault_at)
     threads.append(threading.Thread(target=restore))
@@ -72,3 +75,10 @@ def _after(player: Player, threads: list[threading.Thread]) -> None:
         _cut(player, threads)
     player.facts.fault_at = float(player.hear("fault"))
     player.attempts_left()
+
+
+def interface_bytes() -> int:
+    """Returns the bytes that have passed this host's interface, both ways."""
+    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    fields = next(line.partition(":")[2].split() for line in lines if line.strip().startswith("eth0:"))
+    return int(fields[0]) + int(fields[8])

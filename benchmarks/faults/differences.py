@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from faults.player import Player
+if TYPE_CHECKING:
+    from faults.rank import Player
 
 
 def play(player: Player) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from faults.player import Player
 from faults.tap import SPOILT, Frame
+
+if TYPE_CHECKING:
+    from faults.rank import Player
 
 
 def play(player: Player) -> None:

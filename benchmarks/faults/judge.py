@@ -8,7 +8,7 @@ from typing import Any
 
 from faults.cases import FRAMES, SLACK_S, Case
 
-Facts = dict[str, Any]  # facts.Facts as a dict
+Facts = dict[str, Any]  # rank.Facts as a dict
 
 TOO_LATE = "the link was cut when the op was over"  # a reason
 
@@ -82,7 +82,7 @@ def judge(case: Case, facts: list[Facts | None]) -> Verdict:
         expected = "equal" if case.survivors == case.size else "right"
         if mine["went_on"] != expected:
             reasons.append(f"rank {rank}: expected the next group to be {expected}, got {mine['went_on']!r}")
-    if case.cut and case.when == "during" and not _was_during(facts):
+    if case.needs_lab and case.when == "during" and not _was_during(facts):
         reasons.append(TOO_LATE)
     if case.fault in FRAMES and not any(mine and mine["frames"] for mine in facts):
         reasons.append("no frame was passed on")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from faults.cases import OPS, OTHER, SPEC, Case
+from faults.cases import OPS, OTHER, SPEC
 
 POLICY_KEYS = (*OPS[:-1], "p2p")
 POLICY = "; ".join(f"{key}={SPEC}" for key in POLICY_KEYS)
@@ -59,6 +59,10 @@ class Caller:
     kind: str
     rank: int
     size: int
+    elements: int = 0  # between two ranks; 0: PAIR_ELEMENTS
+
+    def __post_init__(self) -> None:
+        self.elements = self.elements or PAIR_ELEMENTS[self.kind]
 
     def input(self, op: str, n: int, key: str, rank: int | None = None) -> torch.Tensor:
         """Returns a rank's contribution; `n` elements between two ranks."""
@@ -67,7 +71,7 @@ class Caller:
 
     def issue(self, op: str, key: str, *, odd: str = "") -> PendingOp:
         """Starts an op; `odd` names how it differs from what the others call."""
-        n = PAIR_ELEMENTS[self.kind]
+        n = self.elements
         if odd == "another shape":
             n //= 2
         spec = SPEC
@@ -128,7 +132,7 @@ class Caller:
 
     def expected(self, op: str, key: str) -> list[torch.Tensor]:
         """Returns the result of exact arithmetic."""
-        n = PAIR_ELEMENTS[self.kind]
+        n = self.elements
         inputs = [self.input(op, n, key, rank) for rank in range(self.size)]
         mine = slice(n * self.rank, n * (self.rank + 1))
         if op in ("all_reduce", "reduce_scatter"):
@@ -162,8 +166,8 @@ def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     )
 
 
-def options(case: Case) -> Any:
-    """Returns the options of the row's groups."""
+def options(compressed: bool) -> Any:
+    """Returns the options of a row's groups."""
     import torch_lowcomm as lc
 
-    return lc.Options(policy=POLICY if case.compressed else "", min_bytes=0, chunk_bytes=CHUNK_BYTES)
+    return lc.Options(policy=POLICY if compressed else "", min_bytes=0, chunk_bytes=CHUNK_BYTES)

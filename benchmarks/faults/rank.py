@@ -14,22 +14,55 @@ import torch.distributed as dist
 
 from faults import cuts, differences, frames, signals
 from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
-from faults.facts import Attempt, Facts
-from faults.home import Home
 from faults.ops import Caller, PendingOp, options, same_bits
-from faults.player import Player, Rank
+from faults.stage import Notes, enter
 from faults.tap import Tap
 
 _PATIENCE_S = 40.0  # for what another rank says
 _REFERENCE, _SPACER = "a", "b"  # the data of the op that fails, and of one between it and its undisturbed run
+Rank = Any  # ranks.Rank, of the tests
 _FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, FRAMES: frames.play, DIFFERENCES: differences.play}
 
 
-class RowPlayer(Player):
-    """A rank of a row: the Player that the faults see, and the run around it."""
+@dataclasses.dataclass
+class Attempt:
+    """One op of a rank's: when it was called and ended (CLOCK_MONOTONIC, in seconds), and how."""
 
-    def __init__(self, r: Rank, case: Case, home: Home | None) -> None:
-        self.r, self.case, self.home = r, case, home
+    called: float
+    ended: float = 0.0
+    error: str = ""  # the exception's type
+    message: str = ""
+    equal: bool | None = None  # to the undisturbed run; None where it failed
+    residual: str = ""  # "kept": as before the op; "committed": as after the undisturbed one; "changed"; "" without one
+
+
+@dataclasses.dataclass
+class Facts:
+    """The facts that a rank saw, for judge.py, which alone knows what they should be; JSON by asdict()."""
+
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    fault_at: float = 0.0
+    resumed_at: float = 0.0
+    frames: int = 0  # of one op to the peer that gets most, on a rank whose frames are passed on
+    premature: str = ""  # why the fault did not come when it should have
+    went_on: str = ""  # of the group made afterwards: "equal" to the undisturbed run, "right", or what was wrong
+
+
+class Player:
+    """A rank of a row, which the faults see, and the run around it.
+
+    Attributes:
+        r: The rank, which says and hears notes.
+        case: The row.
+        notes: Those that the owner of the lab hears, or None on loopback.
+        culprit: Whether this rank commits the fault.
+        facts: Facts that the row collects.
+        tap: The tap on this rank's frames, or None.
+        frame_counts: Frames of one undisturbed op by peer.
+    """
+
+    def __init__(self, r: Rank, case: Case, notes: Notes | None) -> None:
+        self.r, self.case, self.notes = r, case, notes
         self.culprit = r.rank == case.culprit
         self.facts = Facts()
         self.caller = Caller(case.kind, r.rank, r.size)
@@ -40,7 +73,7 @@ class RowPlayer(Player):
         """The row, from the group's making to the next group's end."""
         r, case = self.r, self.case
         r.say(f"pid{r.rank}", os.getpid())
-        made_with = options(case)
+        made_with = options(case.compressed)
         self.together("here")
         # The deadline that passes is short, and not for the making of a group on a busy machine.
         with self.tap.installed() if self.tap else contextlib.nullcontext():
@@ -136,7 +169,7 @@ class RowPlayer(Player):
             dist.group.WORLD._get_backend(torch.device("cpu")).abort()
         dist.destroy_process_group()
         again = dataclasses.replace(self.r, size=case.survivors, stores=10)
-        again.init("lowcomm", timeout_s=60, pg_options=options(case))
+        again.init("lowcomm", timeout_s=60, pg_options=options(case.compressed))
         self.facts.went_on = self._next_group(Caller(case.kind, self.r.rank, case.survivors))
         dist.barrier()
         dist.destroy_process_group()
@@ -152,8 +185,9 @@ class RowPlayer(Player):
         return "right" if caller.right(op, _REFERENCE, issued.outputs) else "its result was wrong"
 
 
-def play(r: Rank, case: Case, home: Home | None) -> dict[str, Any]:
+def play(r: Rank, case: Case, notes: Notes | None) -> dict[str, Any]:
     """A rank of the row, in a process of its own; facts as a dict."""
-    if home:
-        home.enter(r.rank)
-    return dataclasses.asdict(RowPlayer(r, case, home).play())
+    if notes:
+        enter(notes.namespaces[r.rank])
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    return dataclasses.asdict(Player(r, case, notes).play())

@@ -6,10 +6,13 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from faults.ops import PendingOp
-from faults.player import Player
 from faults.tap import Frame
+
+if TYPE_CHECKING:
+    from faults.rank import Player
 
 
 def play(player: Player) -> None:

@@ -25,18 +25,12 @@ _LONG = timedelta(hours=1)  # deadlines are the library's, on either side
 _COLLECTIVES, _MESSAGES = 0, 1 << 30  # the transport's tags: of collectives, of messages with tag 0
 _NOBODYS = 1 << 29
 
-_CRC_TABLE = []
-for _value in range(256):
-    for _ in range(8):
-        _value = (_value >> 1) ^ (0x82F63B78 if _value & 1 else 0)
-    _CRC_TABLE.append(_value)
 
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli)."""
+    from torch_lowcomm import _C
 
-def _crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
+    return _C.crc32c(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 def corrupted(frame: Frame) -> list[Frame]:
@@ -61,7 +55,7 @@ def older_epoch(frame: Frame) -> list[Frame]:
     raw = bytearray(frame.numpy().tobytes())
     (epoch,) = struct.unpack_from("<I", raw, EPOCH_AT)
     struct.pack_into("<I", raw, EPOCH_AT, (epoch - 1) % 2**32)
-    struct.pack_into("<I", raw, CRC_AT, _crc32c(bytes(raw[:CRC_AT] + raw[HEADER:])))
+    struct.pack_into("<I", raw, CRC_AT, crc32c(bytes(raw[:CRC_AT] + raw[HEADER:])))
     return [torch.frombuffer(raw, dtype=torch.uint8)]
 
 

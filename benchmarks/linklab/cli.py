@@ -1,4 +1,4 @@
-"""The command line: run a command on slow links, validate links, measure the standard set."""
+"""The command line: run a command on slow links, measure the standard set and lanes."""
 
 from __future__ import annotations
 
@@ -22,45 +22,32 @@ def _rate_of(text: str) -> tuple[int, str]:
     return int(host), rate
 
 
-def _add_links(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hosts", type=int, default=2, help="2 to 8 (2)")
-    parser.add_argument("--rate", default="100mbit", help="of every host: 100mbit, 10mbit/20mbit (up/down), unshaped")
-    parser.add_argument(
-        "--rate-of", type=_rate_of, action="append", default=[], metavar="HOST=RATE", help="of one; may be repeated"
-    )
-    parser.add_argument("--delay", help="of every frame a host sends, such as 20ms; a round trip takes two")
-    parser.add_argument("--loss", help="of the frames each host sends, such as 0.1%%")
-
-
 def parser() -> argparse.ArgumentParser:
     """Of all commands."""
     top = argparse.ArgumentParser(prog="linklab", description="Slow links out of network namespaces; needs root.")
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="a command, a rank a host, with torchrun's environment")
-    _add_links(run)
+    run.add_argument("--hosts", type=int, default=2, help="2 to 8 (2)")
+    run.add_argument("--rate", default="100mbit", help="of every host: 100mbit, 10mbit/20mbit (up/down), unshaped")
+    run.add_argument(
+        "--rate-of", type=_rate_of, action="append", default=[], metavar="HOST=RATE", help="of one; may be repeated"
+    )
+    run.add_argument("--delay", help="of every frame a host sends, such as 20ms; a round trip takes two")
+    run.add_argument("--loss", help="of the frames each host sends, such as 0.1%%")
     run.add_argument("--timeout", type=float, default=3600, metavar="SECONDS", help="until the ranks are ended (3600)")
     run.add_argument("program", nargs="+", metavar="COMMAND", help="after `--`")
-    validate = commands.add_parser("validate", help="goodput, delay and loss against what was asked for")
-    _add_links(validate)
     standard = commands.add_parser("standard", help="collectives on slow links against gloo and the links' bounds")
-    standard.add_argument("--repetitions", type=int, default=9, help="of each row (9)")
-    standard.add_argument(
-        "--only", nargs="+", metavar="SET", help="of the sets 100mbit, 1gbit, unshaped, 4ranks, bytes"
-    )
-    standard.add_argument("--json", type=Path, help="versions, machine, rows with every time, gates")
-    standard.add_argument("--plot", type=Path, help="PNG")
+    standard.add_argument("--only", nargs="+", metavar="SET", help="of the sets 100mbit, 1gbit, unshaped, 4ranks")
     lanes = commands.add_parser("lanes", help="a group's barrier while another group's bulk fills a 10 Mbit/s link")
-    lanes.add_argument("--repetitions", type=int, default=9, help="of every time (9)")
-    lanes.add_argument("--json", type=Path, help="versions, machine, all times, the gate")
+    for command in (standard, lanes):
+        command.add_argument("--repetitions", type=int, default=9, help="of each time (9)")
+        command.add_argument("--json", type=Path, help="versions, machine, rows with every time, gates")
     return top
 
 
-def _lab(args: argparse.Namespace) -> Lab:
-    return Lab(hosts=args.hosts, rate=args.rate, rate_of=dict(args.rate_of), delay=args.delay, loss=args.loss)
-
-
 def _run(args: argparse.Namespace) -> int:
-    with _lab(args) as lab:
+    options = {"rate": args.rate, "rate_of": dict(args.rate_of), "delay": args.delay, "loss": args.loss}
+    with Lab(hosts=args.hosts, **options) as lab:
         ended = lab.run(args.program, timeout_s=args.timeout, show=True)
         for host, rank in enumerate(ended):
             traffic = lab.bytes(host)
@@ -77,36 +64,6 @@ def _run(args: argparse.Namespace) -> int:
     return next((128 - rank.code if rank.code < 0 else rank.code for rank in ended if rank.code), 0)
 
 
-def _validate(args: argparse.Namespace) -> int:
-    import report
-
-    from linklab import validate
-
-    with _lab(args) as lab:
-        links = ", ".join(str(link) for link in lab.links)
-        print(report.heading("linklab validate", links=links), flush=True)
-        rows = validate.validate(lab)
-    print(validate.table(rows))
-    return report.finish(gates_of(rows), None, {})
-
-
-def gates_of(rows: list) -> list:
-    """A gate for every promise of a validation."""
-    from report import Gate
-
-    what = {"loss": "deviation in standard deviations", "forwarder": "frames lost against orders"}
-    return [
-        Gate(
-            f"{row.what} {row.way}: {what.get(row.what, 'deviation from the expected')}",
-            row.deviation,
-            "<=",
-            row.within,
-        )
-        for row in rows
-        if row.deviation is not None
-    ]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; 77 with one sentence where no lab can be made, 2 for wrong arguments."""
     top = parser()
@@ -121,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from linklab import lanes
 
             return lanes.main(args)
-        return {"run": _run, "validate": _validate}[args.command](args)
+        return _run(args)
     except LabUnavailable as error:
         print(f"linklab: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE

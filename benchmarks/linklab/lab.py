@@ -279,11 +279,6 @@ class Lab:
         counted = tools.counters(DEVICE, inside=self._edge(host))
         return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
 
-    def queue_drops(self, host: int) -> int:
-        """Frames that a host's full queues dropped, on its way out and at the switch: what a congested link does."""
-        at_switch = tools.queue_drops(f"wire{host}", inside=self.switch)
-        return tools.queue_drops(DEVICE, inside=self._edge(host)) + at_switch
-
     def forwarder_drops(self) -> int:
         """Frames that the forwarder lost against its orders, for want of time: above 0, do not trust what was measured."""
         return self._forwarder.drops() if self._forwarder else 0

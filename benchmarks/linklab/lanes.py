@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import report
+from tables import Columns
 
-from linklab import validate
-from linklab.errors import LabError
+from linklab.job import job_of_host, leave, run_on_hosts
 from linklab.lab import Lab
 from linklab.link import ideal_s, parse_bits
 
@@ -28,33 +23,17 @@ _PORT = 29301
 _DEADLINE_S = 300
 
 
-def measure(lab: Lab, repetitions: int) -> dict[str, list[float]]:
-    """Rank 0's seconds: pings and barriers, idle and loaded. LabError when a rank fails or a gathered value is wrong."""
-    with tempfile.TemporaryDirectory(prefix="linklab-") as folder:
-        path = Path(folder) / "job.json"
-        path.write_text(json.dumps({"addresses": [lab.address(host) for host in range(2)], "repetitions": repetitions}))
-        ended = lab.run(
-            [sys.executable, "-m", "linklab.lanes", str(path)], timeout_s=_DEADLINE_S, env=validate.ON_HOSTS
-        )
-        for rank, one in enumerate(ended):
-            if one.code:
-                raise LabError(f"expected exit code 0 on rank {rank}, got {one.code}\n{one.output[-3000:]}")
-        return json.loads(path.with_name("measured.json").read_text())
-
-
 def main(args: argparse.Namespace) -> int:
     """Measures, prints, and judges a loaded barrier by two loaded pings and the time of a chunk."""
     options = {"rate": RATE, "repetitions": args.repetitions, "chunk_bytes": CHUNK_BYTES}
     print(report.heading("linklab lanes", **options), flush=True)
     with Lab(hosts=2, rate=RATE) as lab:
-        seconds = measure(lab, args.repetitions)
-    print(f"# {'what':<10}{'link':<10}{'median ms':>10}{'least':>10}{'most':>10}")
+        addresses = [lab.address(host) for host in range(2)]
+        seconds = run_on_hosts(lab, "linklab.lanes", {"addresses": addresses, "repetitions": args.repetitions})[0]
+    columns = Columns("what and link 16 | median ms 10.2f | least 10.2f | most 10.2f")
+    print(columns.heading())
     for name, times in seconds.items():
-        what, link = name.split()
-        print(
-            f"  {what:<10}{link:<10}{statistics.median(times) * 1e3:>10.2f}{min(times) * 1e3:>10.2f}"
-            f"{max(times) * 1e3:>10.2f}"
-        )
+        print(columns.row(name, *(1e3 * of(times) for of in (statistics.median, min, max))))
     chunk_s = ideal_s(CHUNK_BYTES, parse_bits(RATE))
     bound = 2 * statistics.median(seconds["ping loaded"]) + chunk_s
     gate = report.Gate(
@@ -66,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     return report.finish([gate], args.json, {"options": options, "seconds": seconds})
 
 
-def _rank(path: Path) -> None:
+def _rank() -> None:
     """One rank: idle times, then all_gathers of one group under way and the times of the other's barriers."""
     import torch
     import torch.distributed as dist
@@ -74,7 +53,7 @@ def _rank(path: Path) -> None:
     import torch_lowcomm  # noqa: F401
     from linklab import raw
 
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     dist.init_process_group("gloo", timeout=timedelta(seconds=_DEADLINE_S))
     rank = dist.get_rank()
     peer = raw.mesh(rank, job["addresses"], _PORT, _DEADLINE_S)[1 - rank]
@@ -112,14 +91,12 @@ def _rank(path: Path) -> None:
         for part, owner in zip(outputs[number].chunk(2), (0, 1), strict=True):
             if not (part == 10 * number + owner).all():
                 raise SystemExit(f"all_gather {number} has other values of rank {owner}")
-    if rank == 0:
-        path.with_name("measured.json").write_text(json.dumps(seconds))
+    finish(seconds)
     dist.barrier()
     dist.destroy_process_group(control)
     dist.destroy_process_group(bulk)
-    sys.stdout.flush()
-    os._exit(0)  # plain gloo may abort as its process ends
+    leave()
 
 
 if __name__ == "__main__":
-    _rank(Path(sys.argv[1]))
+    _rank()

@@ -1,14 +1,16 @@
-"""One rank of the standard set, run on every host: `python -m linklab.rank JOB.json`; writes what it measured next to it."""
+"""One rank of the ops on links, run on every host: `python -m linklab.rank JOB.json`; writes what it measured next to it."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import os
+import subprocess
 import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,17 @@ import torch.distributed as dist
 
 import torch_lowcomm as lc
 from linklab import cases, raw
+from linklab.job import job_of_host, leave
 
 TIMEOUT_S = 120
 RAW_PORT = 29300
+WARM_UP = 2
 # Between two measurements: a token bucket fills in a few milliseconds, and each begins with a full one.
 PAUSE_S = 0.01
 GLOO, EXACT, CODED, RAW = "gloo fp32", "lowcomm exact", "lowcomm sym4", "raw exchange"
 EXACT_TCP, CODED_TCP = "exact over tcp", "sym4 over tcp"
-COUNTED, CODES = (EXACT, CODED, EXACT_TCP, CODED_TCP), (CODED, CODED_TCP)
+CODES, TCP = (CODED, CODED_TCP), (EXACT_TCP, CODED_TCP)
+_BUSY = "import os; os.nice(0)\nwhile True: pass"
 
 
 def interface_sent() -> int:
@@ -43,70 +48,47 @@ def _interface(column: int) -> int:
     return next(int(line.split(":")[1].split()[column]) for line in lines if line.strip().startswith("eth0:"))
 
 
-def counted(group: dist.ProcessGroup, name: str) -> int | None:
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Within, so many processes compute without a pause."""
+    children = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def group_of(kind: str, op: str) -> dist.ProcessGroup:
+    """The group of a kind for an op, called by every rank."""
+    if kind == GLOO:
+        return dist.new_group(backend="gloo")
+    transport, policy = ("tcp" if kind in TCP else "gloo"), f"{cases.KEYS[op]}={cases.CODEC}"
+    coded = {"policy": policy, "min_bytes": 0} if kind in CODES else {}
+    return dist.new_group(backend="lowcomm", pg_options=lc.Options(transport=transport, **coded))
+
+
+def counted(group: dist.ProcessGroup, kind: str) -> int | None:
     """Bytes sent in all of a lowcomm group's calls by its own count; None where another backend carried any."""
-    if name not in COUNTED:
+    ops = {} if kind == GLOO else lc.stats(group)[group.group_name]
+    if kind == GLOO or any(op["calls"] and op["wire_bytes"] is None for op in ops.values()):
         return None
-    ops = lc.stats(group)[group.group_name].values()
-    if any(op["calls"] and op["wire_bytes"] is None for op in ops):
-        return None
-    return sum(op["wire_bytes"] or 0 for op in ops)
+    return sum(op["wire_bytes"] or 0 for op in ops.values())
 
 
-def went_exact(group: dist.ProcessGroup) -> str | None:
-    """Why a group that should compress did not, or None."""
-    for op, stats in lc.stats(group)[group.group_name].items():
-        if stats["exact_calls"]:
-            return f"{op} went exact: {stats['exact_because'] or 'no reason given'}"
-    return None
-
-
-def groups_of(key: str, ranks: list[int]) -> tuple[dict[str, dist.ProcessGroup], str | None]:
-    """An op's three groups (called by every rank of the world), and why there is none that compresses it, if so."""
-    groups = {GLOO: dist.new_group(ranks, backend="gloo")}
-    for name, transport in ((EXACT, "gloo"), (EXACT_TCP, "tcp")):
-        groups[name] = dist.new_group(ranks, backend="lowcomm", pg_options=lc.Options(transport=transport))
-    for name, transport in ((CODED, "gloo"), (CODED_TCP, "tcp")):
-        try:
-            options = lc.Options(policy=f"{key}={cases.CODEC}", min_bytes=0, transport=transport)
-        except ValueError as error:
-            return groups, str(error)
-        groups[name] = dist.new_group(ranks, backend="lowcomm", pg_options=options)
-    return groups, None
-
-
-class Stretch:
-    """A call's measurements: its seconds on every clock alike (one machine has one), and the interface's bytes."""
-
-    def __init__(self) -> None:
-        self.times: list[tuple[float, float]] = []
-        self.interface: list[int] = []
-
-    def measure(self, act: Callable[[], object], *, keep: bool) -> None:
-        """Calls `act` between barriers; all ranks do."""
-        dist.barrier()
-        time.sleep(PAUSE_S)
-        dist.barrier()
-        before = interface_sent()
-        start = time.monotonic()
-        act()
-        end = time.monotonic()
-        dist.barrier()  # what we sent has arrived, so that it has passed the interface
-        if keep:
-            self.times.append((start, end))
-            self.interface.append(interface_sent() - before)
-
-
-def check(case: cases.Case, name: str, group: dist.ProcessGroup) -> dict[str, Any]:
+def check(case: cases.Case, kind: str, group: dist.ProcessGroup) -> dict[str, Any]:
     """One more call: its error, whether that is as it must be, and its bytes by the library's count."""
     case.output.fill_(float("nan"))
-    before = counted(group, name)
+    before = counted(group, kind)
     case.prepare()
     case.call(group)
-    after = counted(group, name)
+    after = counted(group, kind)
     error = ((case.output - case.exact).norm() / case.exact.norm()).item()
-    if name not in CODES:
+    if kind not in CODES:
         good = error <= 1e-6 if case.sums else error == 0
+    elif any(op["exact_calls"] for op in lc.stats(group)[group.group_name].values()):
+        good = False
     elif case.decoded is not None:
         good = torch.equal(case.output, case.decoded)
     else:
@@ -119,85 +101,85 @@ def check(case: cases.Case, name: str, group: dist.ProcessGroup) -> dict[str, An
     }
 
 
-def measure(op: str, elements: int, repetitions: int, warm_up: int, sockets: dict[int, Any]) -> list[dict[str, Any]]:
-    """All rows of an op: its groups and the raw exchange in turn within every repetition."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    case = cases.make(op, rank, size, elements)
-    groups, refused = groups_of(cases.KEYS[op], list(range(size)))
-    rows = {name: check(case, name, group) for name, group in groups.items()}
-    if refused is None and (why := went_exact(groups[CODED])):
-        refused = why
-        for name in CODES:
-            del groups[name], rows[name]
-    # The raw exchange moves what the coded op does, or would: a like share to each peer that this rank sends to.
-    coded = rows.get(CODED, {}).get("counted_bytes") or case.needed_bytes(cases.CODEC)
-    share = [(sockets[peer], coded // len(case.peers)) for peer in case.peers]
+class Stretch:
+    """A call's measurements: its seconds on the clock that all hosts have, CPU seconds, and the interface's bytes."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+        self.cpu_s: list[float] = []
+        self.interface_bytes: list[int] = []
+
+    def measure(self, act: Callable[[], object], *, keep: bool) -> None:
+        """Calls `act` between barriers; all ranks do."""
+        dist.barrier()
+        time.sleep(PAUSE_S)
+        dist.barrier()
+        sent, cpu, start = interface_sent(), time.process_time(), time.monotonic()
+        act()
+        end = time.monotonic()
+        dist.barrier()  # what we sent has arrived, so that it has passed the interface; sending it has cost its CPU
+        if keep:
+            self.times.append((start, end))
+            self.cpu_s.append(time.process_time() - cpu)
+            self.interface_bytes.append(interface_sent() - sent)
+
+
+def retransmitted(group: dist.ProcessGroup) -> int:
+    """Segments that the kernel has sent again for a lowcomm group over TCP."""
+    return sum(one["retransmitted"] for one in lc.connections(group)[group.group_name])
+
+
+def measure(
+    op: str, elements: int, kinds: list[str], repetitions: int, sockets: dict[int, Any]
+) -> list[dict[str, Any]]:
+    """A row a kind, which take turns in every repetition."""
+    case = cases.make(op, dist.get_rank(), dist.get_world_size(), elements)
+    groups = {kind: group_of(kind, op) for kind in kinds if kind != RAW}
+    rows = {kind: check(case, kind, group) for kind, group in groups.items()}
     acts: dict[str, Callable[[], object]] = {
-        name: (lambda group=group: case.call(group)) for name, group in groups.items()
+        kind: functools.partial(case.call, group) for kind, group in groups.items()
     }
-    acts[RAW] = lambda: raw.exchange(share)
-    stretches = {name: Stretch() for name in acts}
-    for repetition in range(-warm_up, repetitions):
-        for name, act in acts.items():
+    if RAW in kinds:
+        # It moves what the coded op does: a like share to each peer that this rank sends to.
+        coded = rows[CODED]["counted_bytes"] or case.needed_bytes(cases.CODEC)
+        share = [(sockets[peer], coded // len(case.peers)) for peer in case.peers]
+        acts[RAW] = functools.partial(raw.exchange, share)
+        rows[RAW] = {"counted_bytes": coded, "relative_error": 0.0, "good": True, "crc": None}
+    before = {kind: retransmitted(group) for kind, group in groups.items() if kind in TCP}
+    stretches = {kind: Stretch() for kind in acts}
+    for repetition in range(-WARM_UP, repetitions):
+        for kind, act in acts.items():
             case.prepare()
-            stretches[name].measure(act, keep=repetition >= 0)
-    rows[RAW] = {"counted_bytes": coded, "relative_error": 0.0, "good": True, "crc": None}
-    for name, row in rows.items():
-        row |= {"op": op, "group": name, "times": stretches[name].times, "interface_bytes": stretches[name].interface}
-        row["needed_bytes"] = case.needed_bytes(cases.CODEC if name in (*CODES, RAW) else None)
-    if refused is not None:
-        rows[CODED] = {"op": op, "group": CODED, "refused": refused}
+            stretches[kind].measure(act, keep=repetition >= 0)
+    for kind, row in rows.items():
+        row |= {"op": op, "elements": elements, "group": kind, **vars(stretches[kind])}
+        row["needed_bytes"] = case.needed_bytes(cases.CODEC if kind in (*CODES, RAW) else None)
+        row |= {"retransmitted": None, "congestion": None}
+        if kind in TCP:
+            row["retransmitted"] = retransmitted(groups[kind]) - before[kind]
+            row["congestion"] = lc.connections(groups[kind])[groups[kind].group_name][-1]["congestion"]
     for group in groups.values():
         dist.destroy_process_group(group)
     return list(rows.values())
 
 
-def measure_bytes(op: str, elements: int) -> list[dict[str, Any]]:
-    """Bytes of one call by group size, the world's first ranks of it; None of a rank that is not among them."""
-    rows = []
-    for size in range(2, dist.get_world_size() + 1):
-        groups, refused = groups_of(cases.KEYS[op], list(range(size)))
-        for name in (EXACT, CODED):
-            row: dict[str, Any] = {"op": op, "group": name, "ranks": size, "counted_bytes": None, "good": True}
-            if name not in groups:
-                row["refused"] = refused
-            elif dist.get_rank() < size:
-                case = cases.make(op, dist.get_rank(), size, elements)
-                row |= check(case, name, groups[name])
-                row["needed_bytes"] = case.needed_bytes(cases.CODEC if name == CODED else None)
-                if name == CODED and (why := went_exact(groups[name])):
-                    row["refused"] = why
-            rows.append(row)
-        dist.barrier()
-        if dist.get_rank() < size:
-            for group in groups.values():
-                dist.destroy_process_group(group)
-    return rows
-
-
-def main(path: Path) -> None:
+def main() -> None:
     """Measures what the job asks for."""
     warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     torch.set_num_threads(1)
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
+    if job["secret"]:
+        os.environ["LOWCOMM_SECRET"] = job["secret"]
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if job["bytes_only"]:
-        rows = [row for op in job["ops"] for row in measure_bytes(op, job["elements"])]
-    else:
-        sockets = raw.mesh(rank, job["addresses"], RAW_PORT, TIMEOUT_S)
-        rows = [
-            row
-            for op in job["ops"]
-            for row in measure(op, job["elements"], job["repetitions"], job["warm_up"], sockets)
-        ]
-    assert size == len(job["addresses"]), (size, job["addresses"])
-    path.with_name(f"rank{rank}.json").write_text(json.dumps(rows))
-    dist.barrier()
-    # Plain gloo may abort as its process ends, after everything is done: skip its teardown.
-    sys.stdout.flush()
-    os._exit(0)
+    sockets = raw.mesh(dist.get_rank(), job["addresses"], RAW_PORT, TIMEOUT_S)
+    rows: list[dict[str, Any]] = []
+    with busy_cores(job["busy"] if dist.get_rank() == 0 else 0):
+        for op, elements, kinds in job["measures"]:
+            rows += measure(op, elements, kinds, job["repetitions"], sockets)
+        dist.barrier()
+    finish(rows)
+    leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -7,74 +7,40 @@ from typing import Any
 
 from report import Gate
 
-from linklab.rank import CODED, CODED_TCP, CODES, EXACT, EXACT_TCP
+from linklab.ops_on_links import OPS
+from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP
 
-# (set, op) -> (column, least) of the op with 4 bits.
-_OPS = ("all_reduce", "all_gather", "reduce_scatter", "exchange")
-CODED_LEAST: dict[tuple[str, str], list[tuple[str, float]]] = {
-    **{("100mbit", op): [("of_ideal", 0.92)] for op in _OPS},
-    **{("1gbit", op): [("of_raw", 0.90)] for op in _OPS},
-    **{("unshaped", op): [("times_gloo", 3.0)] for op in _OPS},
-    **{("4ranks", op): [("of_ideal", 0.88)] for op in _OPS},
+_COLUMN = {"of_ideal": "share of the ideal", "of_raw": "share of the raw exchange", "times_gloo": "times gloo"}
+# (set, group) -> a column, and its least by op.
+LEAST: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {
+    ("100mbit", CODED): [("of_ideal", dict.fromkeys(OPS, 0.92)), ("times_gloo", {"all_reduce": 7.0})],
+    ("1gbit", CODED): [("of_raw", dict.fromkeys(OPS, 0.90)), ("times_gloo", {"all_reduce": 6.8})],
+    ("unshaped", CODED): [("times_gloo", dict.fromkeys(OPS, 3.0))],
+    ("4ranks", CODED): [("of_ideal", dict.fromkeys(OPS, 0.88))],
+    ("100mbit", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.95))],
+    ("1gbit", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.95))],
+    ("4ranks", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.93))],
+    ("unshaped", CODED_TCP): [("times_gloo", {"all_reduce": 3.0, "exchange": 3.0})],
+    **{
+        (rate, EXACT): [("times_gloo", {"reduce_scatter": 1.8, "all_gather": 1.4, "all_reduce": 0.97})]
+        for rate in ("100mbit", "1gbit")
+    },
+    ("unshaped", EXACT): [("times_gloo", {"reduce_scatter": 1.5, "all_gather": 1.0, "all_reduce": 0.95})],
+    ("unshaped", EXACT_TCP): [("times_gloo", {"reduce_scatter": 1.0, "all_gather": 1.0, "all_reduce": 1.0})],
 }
-CODED_LEAST["100mbit", "all_reduce"].append(("times_gloo", 7.0))
-CODED_LEAST["1gbit", "all_reduce"].append(("times_gloo", 6.8))
-# (set, op) -> times as fast as gloo with nothing coded.
-_SHAPED = {"reduce_scatter": 1.8, "all_gather": 1.4, "all_reduce": 0.97}
-EXACT_LEAST = {
-    **{("100mbit", op): least for op, least in _SHAPED.items()},
-    **{("1gbit", op): least for op, least in _SHAPED.items()},
-    ("unshaped", "reduce_scatter"): 1.5,
-    ("unshaped", "all_gather"): 1.0,
-    ("unshaped", "all_reduce"): 0.95,
-}
-CODED_TCP_LEAST: dict[tuple[str, str], list[tuple[str, float]]] = {
-    **{("100mbit", op): [("of_ideal", 0.95)] for op in _OPS},
-    **{("1gbit", op): [("of_ideal", 0.95)] for op in _OPS},
-    **{("4ranks", op): [("of_ideal", 0.93)] for op in _OPS},
-    ("unshaped", "all_reduce"): [("times_gloo", 3.0)],
-    ("unshaped", "exchange"): [("times_gloo", 3.0)],
-}
-EXACT_TCP_LEAST = {("unshaped", op): 1.0 for op in ("all_gather", "reduce_scatter", "all_reduce")}
-_COLUMN = {"of_ideal": "share of the ideal", "of_raw": "share of the raw exchange", "times_gloo": "times gloo fp32"}
 FRAMES = 1.01  # bytes sent / bytes of codes: what frames may cost
-GROWTH = 0.01
 
 
-def gates(rows: list[dict[str, Any]], counts: list[dict[str, Any]]) -> list[Gate]:
-    """A gate a target; of an op that refused it, one that fails with NaN."""
+def gates(rows: list[dict[str, Any]]) -> list[Gate]:
+    """A gate a target, one on the bytes of frames, and one on wrong results."""
     found = []
     for row in rows:
-        key = (row["set"], row["op"])
         name = f"{row['set']} {row['op']} {row['group']}"
+        for column, least in LEAST.get((row["set"], row["group"]), []):
+            if row["op"] in least:
+                found.append(Gate(f"{name}: {_COLUMN[column]}", row[column], ">=", least[row["op"]]))
         if row["group"] == CODED:
-            for column, least in CODED_LEAST[key]:
-                found.append(Gate(f"{name}: {_COLUMN[column]}", row.get(column, math.nan), ">=", least))
-            found.append(Gate(f"{name}: bytes sent / bytes of codes", _framing(row), "<=", FRAMES))
-        elif row["group"] == CODED_TCP:
-            for column, least in CODED_TCP_LEAST.get(key, []):
-                found.append(Gate(f"{name}: {_COLUMN[column]}", row.get(column, math.nan), ">=", least))
-        elif row["group"] == EXACT and key in EXACT_LEAST:
-            found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_LEAST[key]))
-        elif row["group"] == EXACT_TCP and key in EXACT_TCP_LEAST:
-            found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_TCP_LEAST[key]))
-    for op, group in dict.fromkeys((row["op"], row["group"]) for row in counts):
-        mine = [row for row in counts if (row["op"], row["group"]) == (op, group)]
-        if group in CODES or None not in (row.get("counted_bytes") for row in mine):
-            found.append(Gate(f"{op} {group}: bytes against (W-1)/W, 2 to 8 ranks", _growth(mine), "<=", GROWTH))
-    wrong = sum(row.get("wrong", 0) for row in (*rows, *counts))
-    found.append(Gate("results that are not what they must be, all rows and ranks", wrong, "==", 0))
-    return found
-
-
-def _framing(row: dict[str, Any]) -> float:
-    count = row.get("counted_bytes")
-    return math.nan if count is None else count / row["needed_bytes"]
-
-
-def _growth(rows: list[dict[str, Any]]) -> float:
-    """The largest deviation from what two ranks send, by the share that each number of ranks must."""
-    if any(row.get("counted_bytes") is None for row in rows):
-        return math.nan
-    unit = {row["ranks"]: row["counted_bytes"] / ((row["ranks"] - 1) / row["ranks"]) for row in rows}
-    return max(abs(one / unit[2] - 1) for one in unit.values())
+            count = math.nan if row["counted_bytes"] is None else row["counted_bytes"]
+            found.append(Gate(f"{name}: bytes sent / bytes of codes", count / row["needed_bytes"], "<=", FRAMES))
+    wrong = sum(row["wrong"] for row in rows)
+    return [*found, Gate("results that are not what they must be, all rows and ranks", wrong, "==", 0)]

@@ -7,49 +7,25 @@ benchmarks/results/tcp_links.md has the definitions.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import math
-import os
-import secrets
-import statistics
-from pathlib import Path
 from typing import Any
 
 import report
 
-from linklab import transport_alone
-from linklab.errors import LabError, LabUnavailable
-from linklab.job import run_on_hosts
-from linklab.lab import Lab
-from linklab.link import ideal_s, parse_bits
+from linklab.ops_on_links import COLUMNS, MIB, OPS, Set, measure
+from linklab.rank import CODED_TCP, EXACT_TCP, GLOO
 
-MIB = 1 << 18  # float32 elements
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "exchange")
 SUMS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES = (1 << 10, 1 << 14, 1 << 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB)  # 4 KiB to 64 MiB
-
-
-@dataclasses.dataclass(frozen=True)
-class Set:
-    """Hosts, their links, and the ops on them: (op, elements, kinds of groups)."""
-
-    hosts: int
-    rate: str
-    measures: tuple[tuple[str, int, tuple[str, ...]], ...]
-    delay: str | None = None
-    loss: str | None = None
-    congestion: str | None = None  # the only one that ranks take; None: the library's choice
-    secret: bool = False
-    busy: bool = False  # processes take all cores
+EXACT = (GLOO, EXACT_TCP)
 
 
 def _coded(elements: int, ops: tuple[str, ...] = OPS) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
-    return tuple((op, elements, ("coded",)) for op in ops)
+    return tuple((op, elements, (CODED_TCP,)) for op in ops)
 
 
 _FAR: dict[str, Any] = {"rate": "50mbit", "delay": "20ms", "loss": "0.1%", "measures": _coded(64 * MIB, OPS[:1])}
-_EXACT: dict[str, Any] = {"rate": "100mbit", "measures": (("exchange", 16 * MIB, ("gloo", "exact")),)}
+_CPU: dict[str, Any] = {"rate": "100mbit", "measures": (("exchange", 16 * MIB, EXACT),)}
 SETS = {
     "8 hosts": Set(8, "50mbit", _coded(16 * MIB, OPS[:1])),
     "100mbit, secret": Set(2, "100mbit", _coded(16 * MIB), secret=True),
@@ -59,12 +35,11 @@ SETS = {
     "far, 4 hosts": Set(4, **_FAR),
     "far, cubic": Set(2, **_FAR, congestion="cubic"),
     "far, cubic, 4 hosts": Set(4, **_FAR, congestion="cubic"),
-    "sizes": Set(2, "unshaped", tuple((op, n, ("gloo", "exact")) for op in SUMS for n in SIZES)),
-    "message": Set(2, "unshaped", (("exchange", 8 * MIB, ("gloo", "exact", "alone")),)),
-    "cpu": Set(2, **_EXACT),
-    "cpu, secret": Set(2, **_EXACT, secret=True),
-    "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, ("gloo", "coded")),), busy=True),
-    "control": Set(2, "10mbit", (("exchange", MIB, ("control",)),)),
+    "sizes": Set(2, "unshaped", tuple((op, n, EXACT) for op in SUMS for n in SIZES)),
+    "message": Set(2, "unshaped", (("exchange", 8 * MIB, EXACT),)),
+    "cpu": Set(2, **_CPU),
+    "cpu, secret": Set(2, **_CPU, secret=True),
+    "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, (GLOO, CODED_TCP)),), busy=True),
 }
 # Least share of the ideal, by set.
 SHARES = {
@@ -78,101 +53,24 @@ SHARES = {
     "far, cubic, 4 hosts": 0.80,
     "busy": 0.85,
 }
-MOST_CPU, MOST_SECRET_CPU_S_A_GB, MOST_ROUND_TRIP_S = 0.4, 1.5, 0.035
-LEAST_MESSAGE, MOST_MESSAGE_CPU = 1.6, 0.65
-
-
-def parse() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 repetitions, and tensors of 1 MiB at most")
-    parser.add_argument("--only", nargs="+", choices=SETS, metavar="SET", help=f"of: {', '.join(SETS)}")
-    parser.add_argument("--json", type=Path, help="versions, machine, rows, gates")
-    return parser.parse_args()
-
-
-def measure(name: str, chosen: Set, *, quick: bool) -> list[dict[str, Any]]:
-    """A row an op, size and kind of group, of all ranks."""
-    measures = [(op, min(elements, MIB if quick else elements), kinds) for op, elements, kinds in chosen.measures]
-    job = {
-        "measures": measures,
-        "repetitions": 3 if quick else 9,
-        "secret": secrets.token_urlsafe(32) if chosen.secret else "",
-        "busy": os.cpu_count() if chosen.busy else 0,
-        "alone": str(transport_alone.program()) if any("alone" in kinds for _, _, kinds in measures) else "",
-    }
-    env = {"LOWCOMM_CONGESTION": chosen.congestion} if chosen.congestion else {}
-    with Lab(hosts=chosen.hosts, rate=chosen.rate, delay=chosen.delay, loss=chosen.loss) as lab:
-        of_ranks = run_on_hosts(lab, "linklab.tcp_links_rank", job, env=env)
-    return [joined(name, chosen, same) for same in zip(*of_ranks, strict=True)]
-
-
-def joined(name: str, chosen: Set, same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """One row of all ranks': a repetition lasts from the first rank's start to the last one's end; the CPU is their sum."""
-    row = {"set": name, **{key: same[0][key] for key in ("op", "elements", "kind")}}
-    row["mib"] = row["elements"] * 4 / 2**20
-    if row["kind"] == "control":
-        return row | {"round_trip_s": max(one["round_trip_s"] for one in same)}
-    spans = zip(*(one["times"] for one in same), strict=True)
-    seconds = [max(end for _, end in one) - min(start for start, _ in one) for one in spans]
-    quarter, median, three_quarters = statistics.quantiles(seconds, n=4)
-    sent = max(one["sent_bytes"] for one in same)
-    cpu_s = statistics.median(sum(one) for one in zip(*(one["cpu_s"] for one in same), strict=True))
-    bits = parse_bits(chosen.rate)
-    return row | {
-        "seconds": seconds,
-        "median_s": median,
-        "spread": (three_quarters - quarter) / median,
-        "of_ideal": ideal_s(sent, bits) / median if bits else None,
-        "cpu_s": cpu_s,
-        "cpu_s_a_gb": cpu_s / (sum(one["sent_bytes"] for one in same) / 1e9),
-        "retransmitted": None if same[0]["retransmitted"] is None else sum(one["retransmitted"] for one in same),
-        "congestion": same[0].get("congestion"),
-    }
-
-
-def line(row: dict[str, Any]) -> str:
-    """A fixed-width row."""
-    start = f"  {row['set']:<21}{row['op']:<15}{row['mib']:>9.4g}  {row['kind']:<8}"
-    if row["kind"] == "control":
-        return start + f"  round trip {row['round_trip_s'] * 1e3:.1f} ms"
-    share = "-" if row["of_ideal"] is None else f"{100 * row['of_ideal']:.1f}"
-    again = "-" if row["retransmitted"] is None else str(row["retransmitted"])
-    cost = f"{row['median_s'] * 1e3:>10.2f}{100 * row['spread']:>9.1f}{share:>9}{row['cpu_s_a_gb']:>10.2f}"
-    return f"{start}{cost}{again:>9}  {row['congestion'] or '-'}"
+MOST_CPU, MOST_SECRET_CPU_S_A_GB = 0.4, 1.5
 
 
 def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
-    """A gate a target."""
-    of = {(row["set"], row["op"], row["elements"], row["kind"]): row for row in rows}
-    held = []
-
-    def ratio(key: tuple[str, str, int], field: str, kind: str = "exact") -> float:
-        gloo = of.get((*key, "gloo"))
-        return gloo[field] / of[(*key, kind)][field] if gloo else math.nan
-
+    """A gate a target, and that results are right."""
+    of = {(row["set"], row["group"]): row for row in rows}
+    held = [report.Gate("results that are not what they must be", sum(row["wrong"] for row in rows), "==", 0)]
     for row in rows:
-        name, op, elements, kind = row["set"], row["op"], row["elements"], row["kind"]
-        what = f"{name}, {op}"
-        if kind == "coded":
+        name, group = row["set"], row["group"]
+        what = f"{name}, {row['op']}"
+        if group == CODED_TCP:
             held.append(report.Gate(f"{what}: share of the ideal", row["of_ideal"], ">=", SHARES[name]))
-        elif kind == "control":
-            held.append(report.Gate(f"{name}: round trip under load, s", row["round_trip_s"], "<=", MOST_ROUND_TRIP_S))
-        elif kind == "exact" and name == "sizes":
-            size = f"{elements * 4 / 2**10:g} KiB"
-            held.append(
-                report.Gate(f"{what} of {size}: times gloo", ratio((name, op, elements), "median_s"), ">=", 1.0)
-            )
-        elif kind == "alone":
-            what = f"{name}, transport alone"
-            times = ratio((name, op, elements), "median_s", kind)
-            held.append(report.Gate(f"{what}: times gloo", times, ">=", LEAST_MESSAGE))
-            cpu = 1 / ratio((name, op, elements), "cpu_s", kind)
-            held.append(report.Gate(f"{what}: CPU / gloo's", cpu, "<=", MOST_MESSAGE_CPU))
-        elif kind == "exact" and name == "cpu":
-            cpu = 1 / ratio((name, op, elements), "cpu_s")
-            held.append(report.Gate(f"{what}: CPU / gloo's", cpu, "<=", MOST_CPU))
-            if secret := of.get(("cpu, secret", op, elements, "exact")):
+        elif group == EXACT_TCP and name == "sizes":
+            size = f"{row['elements'] * 4 / 2**10:g} KiB"
+            held.append(report.Gate(f"{what} of {size}: times gloo", row["times_gloo"], ">=", 1.0))
+        elif group == EXACT_TCP and name == "cpu":
+            held.append(report.Gate(f"{what}: CPU / gloo's", row["cpu_s"] / of[name, GLOO]["cpu_s"], "<=", MOST_CPU))
+            if secret := of.get(("cpu, secret", EXACT_TCP)):
                 more = secret["cpu_s_a_gb"] - row["cpu_s_a_gb"]
                 held.append(report.Gate(f"{what}: CPU s a GB that a secret adds", more, "<=", MOST_SECRET_CPU_S_A_GB))
     return held
@@ -180,16 +78,17 @@ def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
 
 def main() -> int:
     """Runs all, and reports."""
-    args = parse()
+    parser = report.arguments(__doc__, quick="3 repetitions, and tensors of 1 MiB at most")
+    parser.add_argument("--only", nargs="+", choices=SETS, metavar="SET", help=f"of: {', '.join(SETS)}")
+    args = parser.parse_args()
     print(report.heading("tcp_links", quick=args.quick))
-    print(f"# {'set':<21}{'op':<15}{'MiB':>9}  {'group':<8}{'median ms':>10}{'spread %':>9}{'% ideal':>9}", end="")
-    print(f"{'CPU s/GB':>10}{'again':>9}  congestion", flush=True)
+    print(COLUMNS.heading(), flush=True)
     rows: list[dict[str, Any]] = []
-    try:
-        for name in args.only or SETS:
-            mine = measure(name, SETS[name], quick=args.quick)
-            print("\n".join(map(line, mine)), flush=True)
-            rows += mine
-    except (LabError, LabUnavailable) as error:
-        raise SystemExit(f"tcp_links: {error}") from None
+    for name in args.only or SETS:
+        chosen = SETS[name]
+        if args.quick:
+            small = tuple((op, min(elements, MIB), kinds) for op, elements, kinds in chosen.measures)
+            chosen = dataclasses.replace(chosen, measures=tuple(dict.fromkeys(small)))
+        with chosen.lab() as lab:
+            rows += measure(name, chosen, lab, 3 if args.quick else 9)
     return report.finish(gates(rows), args.json, {"rows": rows})

@@ -78,13 +78,6 @@ def counters(device: str, *, inside: str) -> dict[str, Any]:
     return json.loads(ip("-j", "-s", "link", "show", "dev", device, inside=inside))[0]["stats64"]
 
 
-def queue_drops(device: str, *, inside: str) -> int:
-    """Frames that a device's queues dropped because they were full."""
-    return sum(
-        queue["drops"] for queue in json.loads(call(["tc", "-n", inside, "-s", "-j", "qdisc", "show", "dev", device]))
-    )
-
-
 def die_with_us() -> None:
     """Run in a child before its program: it is killed when the thread that started it ends, however that may be."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

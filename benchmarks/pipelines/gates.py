@@ -6,7 +6,7 @@ from linklab.link import goodput_bits, parse_bits
 from linklab.validate import GOODPUT_WITHIN
 from report import Gate
 
-from pipelines import cases, thread_share
+from pipelines import cases
 from pipelines.measure import Measured, Row
 
 BOUND = 1.15  # of the simulated bound
@@ -14,7 +14,6 @@ OVER_TORCH = {("GPipe", "25ms"): 0.50, ("1F1B", "25ms"): 0.85, ("GPipe", ""): 1.
 GATED_RATE = "100mbit"  # of the claims against torch
 FASTER = {"fw4bw8": 4.7, "fw3bw6": 6.2, "fw2bw4": 8.5}
 DIRECT, FILE = 1.03, 1.05
-THREAD = 0.05
 FOUR_BITS_AHEAD = 1.0  # 1F1B with more under way / 1F1B, where there is a delay
 
 
@@ -55,15 +54,6 @@ def of_slow_messages(measured: Measured) -> list[Gate]:
     ]
     most = max(row.ratio for row in measured.rows)
     return [*gates, Gate("slow messages: largest step / bound", most, "<=", BOUND)]
-
-
-def of_thread(rows: list[thread_share.Row]) -> list[Gate]:
-    """Of the training thread's time."""
-    return [
-        Gate(f"training thread: {row.name}, stage {row.stage}, messages / compute", row.share, "<=", THREAD)
-        for row in rows
-        if row.name != cases.EXACT
-    ]
 
 
 def _ratio(measured: Measured, name: str, mine: tuple[str, str], other: tuple[str, str], most: float) -> list[Gate]:

@@ -11,7 +11,6 @@ what they have.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 from pathlib import Path
@@ -20,26 +19,17 @@ from typing import Any
 import launch
 import report
 import sentences
+from tables import Columns
 
 from seed_replay import smollm2_rank
 from seed_replay.smollm2_rank import Configuration
 
 WAYS = {"seed replay": 3e-5, "back-propagation": 1e-5}  # name: learning rate
 RANKS = 2
-
-
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="vaderSentiment's archive, or lines of class, tab, sentence")
-    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
-    parser.add_argument("--quick", action="store_true", help="six steps, no bounds on what is learned")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"--seeds: expected 1 or more, got {args.seeds}")
-    return args
+COLUMNS = Columns(
+    "way 18 | seed 5 | steps 7 | accuracy before 17.3f | after 8.3f | loss, thirds 14.3f | last 8.3f | bytes sent a step 19.1f | "
+    "peak, GB 10.2f | seconds 9.1f"
+)
 
 
 def run(name: str, c: Configuration) -> dict[str, Any]:
@@ -52,11 +42,8 @@ def run(name: str, c: Configuration) -> dict[str, Any]:
     entry = {"name": name, "seed": c.seed, "step": list(range(1, c.steps + 1)), **ranks[0], **most, "loss": losses}
     first, last = (statistics.mean(some) for some in (losses[: c.steps // 3], losses[-(c.steps // 3) :]))
     entry |= {"thirds": [first, last], "bytes_a_step": most["sent_bytes"] / (c.steps - 1)}
-    print(
-        f"  {name:<18}{c.seed:>5}{c.steps:>7}{entry['accuracy'][0]:>9.3f}{entry['accuracy'][1]:>8.3f}{first:>8.3f}{last:>8.3f}"
-        f"{entry['bytes_a_step']:>16.1f}{most['memory'] / 1e9:>10.2f}{most['seconds']:>9.1f}",
-        flush=True,
-    )
+    cells = *entry["accuracy"], first, last, entry["bytes_a_step"], most["memory"] / 1e9, most["seconds"]
+    print(COLUMNS.row(name, c.seed, c.steps, *cells), flush=True)
     return entry
 
 
@@ -72,18 +59,17 @@ def gates(runs: dict[str, list[dict[str, Any]]]) -> list[report.Gate]:
 
 def main() -> int:
     """Runs and reports."""
-    args = parse()
+    parser = report.arguments(__doc__, quick="six steps, no bounds on what is learned", seeds=2)
+    parser.add_argument("data", type=Path, help="vaderSentiment's archive, or lines of class, tab, sentence")
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
+    args = parser.parse_args()
     options = {"model": args.model, "data": args.data.name, "quick": args.quick, "seeds": args.seeds}
     print(report.heading("seed_replay_smollm2", **options))
     try:
         sentences.load(args.data)
     except ValueError as error:
         raise SystemExit(f"seed_replay_smollm2: {error}") from None
-    print(f"# {'':<30}{'accuracy':>17}{'loss, thirds':>16}{'bytes sent':>16}")
-    print(
-        f"# {'way':<18}{'seed':>5}{'steps':>7}{'before':>9}{'after':>8}{'first':>8}{'last':>8}{'a step':>16}{'peak, GB':>10}"
-        f"{'seconds':>9}"
-    )
+    print(COLUMNS.heading())
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for seed in range(args.seeds):
         for name, lr in WAYS.items():

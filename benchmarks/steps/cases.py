@@ -10,8 +10,7 @@ class Case:
     """One way of a data parallel step.
 
     `backend` is the group's. DDP: `hook` is "" (DDP's own all_reduce), "fp16" or "powersgd" of torch, or "lowcomm" with
-    `codec`, `rank` and the `projection`'s own codec; FSDP2: `weights`, `gradients` and `fake` (0: None) are
-    `lc.fsdp.quantize`'s.
+    `codec` and `rank`; FSDP2: `weights` and `gradients` are `lc.fsdp.quantize`'s.
     The `base` is the exact step of the same backend, with the same overlap, that bounds are counted from.
     """
 
@@ -20,10 +19,8 @@ class Case:
     hook: str = ""
     codec: str = ""
     rank: int | None = None
-    projection: str | None = None
     weights: str = ""
     gradients: str = ""
-    fake: int = 0
     base: bool = False
 
     @property

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
 from steps.cases import Case
-from steps.share import send_share
 
 # One bucket for everything: what torch's PowerSGD needs, whose buckets are made anew after the first step, and what is
 # best for factors, of which the second waits for the first.
@@ -28,7 +27,7 @@ def ddp(case: Case, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=case.rank, start_powerSGD_iter=2)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif case.hook == "lowcomm":
-        state = lc.ddp.State(group, codec=case.codec, rank=case.rank, projection_codec=case.projection)
+        state = lc.ddp.State(group, codec=case.codec, rank=case.rank)
         wrapped.register_comm_hook(state, lc.ddp.hook)
     return wrapped
 
@@ -40,9 +39,7 @@ def fsdp(case: Case, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if case.weights:
-        quantized = lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients)
-        if case.fake:
-            send_share(quantized, group, case.fake)
+        lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients)
     return model
 
 

@@ -20,7 +20,6 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import report
@@ -38,14 +37,12 @@ TILE = 128  # rows of T_S in a product: the step's, whose results stay in the ca
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, repetitions=41)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=8192, help="the vocabulary")
     parser.add_argument("--batch", type=int, default=4096, help="tokens of a step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repetitions", type=int, default=41)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -7,15 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way of a step's messages.
+    """One way of a step's messages, under GPipe.
 
     Attributes:
         name: In a row.
-        kind: "whole": all numbers of a free decoder; "constrained", "projection": the coefficients of `rank` dimensions.
+        kind: "whole": all numbers of a free decoder; "constrained": the coefficients of `rank` dimensions.
         rank: Of the subspace.
         coefficients: As `lc.subspace.cut`.
-        schedule: As pipelines.bound.order().
-        ahead: As pipelines.bound.order().
         generates: Turns of generation; 0: it does not generate. One is enough where a turn takes minutes.
     """
 
@@ -23,15 +21,10 @@ class Case:
     kind: str
     rank: int = 0
     coefficients: str = "fp32"
-    schedule: str = "GPipe"
-    ahead: int = 0
     generates: int = 0
-    ours: bool = True
-
-    @property
-    def order(self) -> str:
-        """The schedule as a row shows it."""
-        return f"{self.schedule} +{self.ahead}" if self.ahead else self.schedule
+    ours = True
+    order = schedule = "GPipe"
+    ahead = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +40,6 @@ class Setting:
         repetitions: Turns of every case.
         generate: Prompts, tokens of each, and tokens that are generated behind them; None: no generation.
         rate: Of the link: "200mbit"; "unshaped".
-        delay: Each way; "" for none.
-        tcp: How TCP finds a rate; "": as pipelines.cases.Setting.
     """
 
     stages: int
@@ -59,8 +50,6 @@ class Setting:
     repetitions: int = 5
     generate: tuple[int, int, int] | None = None
     rate: str = "unshaped"
-    delay: str = ""
-    tcp: str = ""
 
     @property
     def name(self) -> str:
@@ -70,12 +59,7 @@ class Setting:
     @property
     def link(self) -> str:
         """In a row."""
-        return f"{self.rate} {self.delay or '0ms'}"
-
-    @property
-    def congestion(self) -> str | None:
-        """As linklab.Lab."""
-        return self.tcp or (None if self.delay else "reno")
+        return f"{self.rate} 0ms"
 
     @property
     def burst(self) -> int | None:

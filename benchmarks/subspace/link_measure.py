@@ -8,7 +8,7 @@ from typing import Any
 
 from linklab import Lab, validate
 from linklab.job import run_on_hosts
-from linklab.link import goodput_bits, parse_bits, parse_delay
+from linklab.link import goodput_bits, parse_bits
 from pipelines import bound
 from pipelines.cases import MICRO_BATCHES
 from pipelines.measure import Row, rows_of
@@ -27,9 +27,7 @@ class Measured:
         link: As the setting has it.
         forward_s: Seconds of a micro-batch's forward by itself, by stage, of the first case.
         backward_s: The same of its backward.
-        goodput_share: What one TCP stream has of the link's rate, the least of the ways; None of an
-            unlimited one, or with a delay.
-        frames_lost: Those that the lab's forwarder dropped for want of time.
+        goodput_share: What one TCP stream has of the link's rate, the least of the ways; None of an unlimited one.
         rows: A case each.
         generated: By name of a case that generates: seconds until all prompts have their first token, and seconds
             of one token more of all prompts; medians.
@@ -40,7 +38,6 @@ class Measured:
     forward_s: list[float]
     backward_s: list[float]
     goodput_share: float | None
-    frames_lost: int
     rows: list[Row]
     generated: dict[str, tuple[float, float]]
 
@@ -65,13 +62,11 @@ class Measured:
 
 
 def direction(setting: Setting) -> bound.Direction:
-    """A host's way out as the simulation has it: TCP's share of the rate, the delay, and the shaper's burst."""
+    """A host's way out as the simulation has it: TCP's share of the rate, and the shaper's burst."""
     bits = parse_bits(setting.rate)
     if bits is None:
         return bound.Direction(UNLIMITED, 0.0)
-    return bound.Direction(
-        goodput_bits(bits) / 8, parse_delay(setting.delay) if setting.delay else 0.0, setting.burst or 0
-    )
+    return bound.Direction(goodput_bits(bits) / 8, 0.0, setting.burst or 0)
 
 
 def measure(setting: Setting) -> Measured:
@@ -81,12 +76,10 @@ def measure(setting: Setting) -> Measured:
     and gradients by the same way, as the simulation has it.
     """
     limited = setting.rate != "unshaped"
-    options = {"delay": setting.delay or None, "burst": setting.burst, "congestion": setting.congestion}
-    with Lab(hosts=setting.stages, rate=f"{setting.rate}/unshaped" if limited else "unshaped", **options) as lab:
-        # A stream needs many round trips to find its rate: with a delay the frames that the lab loses tell.
-        checked = validate.validate(lab, tries=2, only=("goodput",)) if limited and not setting.delay else []
+    rate = f"{setting.rate}/unshaped" if limited else "unshaped"
+    with Lab(hosts=setting.stages, rate=rate, burst=setting.burst, congestion="reno") as lab:
+        checked = validate.validate(lab, tries=2, only=("goodput",)) if limited else []
         ranks = run_on_hosts(lab, "subspace.link_rank", setting.job())
-        lost = lab.forwarder_drops()
     goodput = [row.measured / row.expected for row in checked if row.what == "goodput" and row.expected]
     generated = {
         name: tuple(statistics.median(seconds) for seconds in zip(*turns, strict=True))
@@ -99,7 +92,6 @@ def measure(setting: Setting) -> Measured:
         forward_s=[row["forward_s"] for row in first],
         backward_s=[row["backward_s"] for row in first],
         goodput_share=min(goodput, default=None),
-        frames_lost=lost,
         rows=rows_of(setting, ranks, direction(setting), shared=True),
         generated=generated,
     )

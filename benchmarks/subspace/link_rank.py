@@ -35,7 +35,7 @@ class Way(Timed):
         if case.kind == "constrained":
             whole = lc.subspace.constrain(whole, case.rank)
         else:
-            boundary = Whole(job["width"]) if case.kind == "whole" else lc.subspace.Projection(case.rank)
+            boundary = Whole(job["width"])
         self.module = lc.subspace.cut(whole, rank, count, coefficients=case.coefficients, boundary=boundary)
         self.stage = lc.pipeline.Stage(self.module, rank, count, torch.device("cpu"))
         self.schedule = schedule_of(self.stage, case)

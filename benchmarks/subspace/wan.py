@@ -9,7 +9,6 @@ machines' speed (`factor_of_record`) they are three choices for two published nu
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Mapping, Sequence
 
 from linklab.link import goodput_bits
@@ -107,20 +106,7 @@ class StageSeconds:
 Seconds = Mapping[str, StageSeconds]  # by kind: "whole", "constrained"
 
 
-@dataclasses.dataclass
-class Varying(bound.Direction):
-    """One whose every message has a rate of its own, of N(B, .2 B) as the paper draws it, and at least a tenth of B."""
-
-    draws: random.Random = dataclasses.field(default_factory=lambda: random.Random(0))
-
-    def arrival(self, ready_s: float, size: float) -> float:
-        """See Direction."""
-        return super().arrival(ready_s, size / max(0.1, self.draws.gauss(1, 0.2)))
-
-
-def step_s(
-    token_bytes: float, stages: StageSeconds, *, rate: float = RATE, delay: float = DELAY, varying: bool = False
-) -> float:
+def step_s(token_bytes: float, stages: StageSeconds, *, rate: float = RATE, delay: float = DELAY) -> float:
     """Simulated seconds of a step of 1F1B.
 
     Args:
@@ -128,13 +114,12 @@ def step_s(
         stages: Of a kind.
         rate: Bits a second of each direction of each link, headers included.
         delay: Seconds each way.
-        varying: Whether every message has a rate of its own, with this mean.
     """
     message = [token_bytes * TOKENS / MICRO_BATCHES] * (STAGES - 1)
     orders = [bound.order("1F1B", stage, STAGES, MICRO_BATCHES) for stage in range(STAGES)]
-    link = (Varying if varying else bound.Direction)(goodput_bits(rate) / 8, delay)
+    link = bound.Direction(goodput_bits(rate) / 8, delay)
     times = bound.Times(*stages.of_micro_batch(), message, message)
-    return bound.step_s(orders, times, link, steps=20 if varying else 3)
+    return bound.step_s(orders, times, link, steps=3)
 
 
 def factor_of_record(seconds: Seconds, record: Record = RECORDS[1]) -> float:

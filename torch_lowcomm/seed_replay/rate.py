@@ -16,7 +16,7 @@ def default_rate(parameters: Sequence[torch.Tensor]) -> float:
 
     An estimate is about as large as the gradient's norm and a direction has the norm √d, so that a step's norm is η·√d times
     that of the gradient. The rates of the project's benchmarks are η·√d = 0.31 (seed_replay, 936 numbers), 0.66
-    (seed_replay_base, 110,000) and 0.35 (seed_replay_smollm2, 135 million).
+    (seed_replay_cost, 110,000) and 0.35 (seed_replay_smollm2, 135 million).
     """
     return _STEP / math.sqrt(max(1, sum(p.numel() for p in parameters)))
 

@@ -15,9 +15,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr size_t kResident = size_t{1} << 15;  // 128 KiB of fp32 and its codes: within a second-level cache
-constexpr int kResidentCalls = 64;
-
 volatile uint32_t sink;
 
 // Levels as a gradient's are learned: closer where values are frequent, in the middle.
@@ -56,7 +53,7 @@ class Bench {
     if (needsTable(row.spec)) held = held->with(learned(row.spec.bits));
     const Codec& codec = *held;
     const size_t unit = std::max<uint64_t>(1, row.spec.unit);
-    const size_t piece = (row.in_cache ? kResident : kPiece) / unit * unit;
+    const size_t piece = kPiece / unit * unit;
     const size_t bytes = codec.encodedBytes(piece, row.dtype);
     narrow(row.dtype);
     const auto encode = [&](size_t i) {
@@ -71,29 +68,18 @@ class Bench {
       codec.decodeAdd(y_.get() + i * piece, row.dtype, {payload_.get() + i * bytes, bytes}, 0, piece);
     };
 
-    const size_t pieces = row.in_cache ? 1 : pieces_;
-    for (size_t i = 0; i < pieces; ++i) {
+    for (size_t i = 0; i < pieces_; ++i) {
       encode(i);
       decode(i);
     }
     row.error = error(row.dtype, piece);
     row.bits = 8.0 * static_cast<double>(bytes) / static_cast<double>(piece);
-    row.elements = pieces * piece;
+    row.elements = pieces_ * piece;
     const auto loop = row.loop == Loop::encode   ? std::function<void(size_t)>(encode)
                       : row.loop == Loop::decode ? std::function<void(size_t)>(decode)
                                                  : std::function<void(size_t)>(add);
     if (row.loop == Loop::add) std::memset(y_.get(), 0, count() * 4);
-    if (row.in_cache) {
-      Fastest own(1);
-      for (int r = 0; r < repetitions_ * 9; ++r)
-        own.pass([&](size_t) {
-          for (int call = 0; call < kResidentCalls; ++call)
-            loop(0);
-        });
-      row.seconds = own.seconds() / kResidentCalls;
-      return;
-    }
-    Fastest own(pieces), bound(pieces);
+    Fastest own(pieces_), bound(pieces_);
     for (int r = 0; r < repetitions_; ++r) {
       if (row.loop == Loop::encode) {
         bound.pass([&](size_t i) { sink = streams::read<false>(x_.get() + i * kPiece, kPiece); });
@@ -172,9 +158,7 @@ std::vector<Row> rowsOf(const KernelTable* form) {
   };
   static constexpr std::initializer_list<Loop> kAll = {Loop::encode, Loop::decode, Loop::add};
   static constexpr std::initializer_list<Loop> kThereAndBack = {Loop::encode, Loop::decode};
-  for (int bits = 1; bits <= 8; ++bits)
-    add({Loop::encode}, text("minmax", bits));
-  for (const char* bucket : {":bucket=128", ":bucket=1024"}) {
+  for (const char* bucket : {":bucket=128", ":bucket=512", ":bucket=1024"}) {
     for (int bits : {2, 4, 8})
       add({Loop::encode}, text("minmax", bits, bucket));
   }
@@ -206,7 +190,6 @@ std::vector<Row> rowsOf(const KernelTable* form) {
     for (const char* half : {"minmax4:bucket=512", "gauss4:bucket=512", "sym8:bucket=512"})
       add(kThereAndBack, half, dtype);
   }
-  rows.emplace_back(form, Loop::encode, "minmax4:bucket=512", DType::float32, true);
   return rows;
 }
 
@@ -219,24 +202,14 @@ static const Row* flatOf(const std::vector<Row>& rows, const Row& of) {
   return nullptr;
 }
 
-static const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
-  CodecSpec spec = like.spec;
-  spec.bits = static_cast<uint8_t>(bits);
-  for (const Row& r : rows) {
-    if (r.form == like.form && r.loop == like.loop && r.spec == spec && r.dtype == like.dtype && !r.in_cache) return &r;
-  }
-  return nullptr;
-}
-
 namespace {
 
 // The targets of one instruction set, as fractions of the bound.
 struct Targets {
   const char* form;
-  double nearest, nearest_small, stochastic, rotated, odd_bits, decode, add, in_cache;
+  double nearest, nearest_small, stochastic, rotated, decode, add;
 };
-constexpr Targets kTargets[] = {{"avx2", .85, .78, .52, .40, .85, .65, .72, 1.7},
-                                {"avx512", .90, .82, .66, .50, .85, .70, .83, 2}};
+constexpr Targets kTargets[] = {{"avx2", .85, .78, .52, .40, .65, .72}, {"avx512", .90, .82, .66, .50, .70, .83}};
 
 }  // namespace
 
@@ -248,27 +221,18 @@ std::vector<Gate> judge(const std::vector<Row>& rows) {
     if (t == std::end(kTargets) || row.dtype != DType::float32) continue;
     const std::string name = std::string(row.form->name) + " " + row.name();
     const double fraction = row.percent() / 100;
-    const int bits = row.spec.bits;
     const bool nearest = row.spec.id == CodecId::minmax && row.spec.axis == Axis::flat;
     if (row.text.find(",unit=") != std::string::npos) {
       if (const Row* flat = flatOf(rows, row))
         gates.push_back(
             {name + ", of the flat codec's", row.percent() / flat->percent(), row.spec.unit == 0 ? .9 : .75});
-    } else if (row.in_cache) {
-      if (const Row* memory = find(rows, row, bits))
-        gates.push_back({name + " in L2, times its DRAM speed", row.rate() / memory->rate(), t->in_cache});
     } else if (isRotated(row.spec)) {  // what undoes a rotation has no target
       if (row.loop == Loop::encode) gates.push_back({name + ", of its bound", fraction, t->rotated});
     } else if (row.loop != Loop::encode) {
       if (nearest) gates.push_back({name + ", of in-place add", fraction, row.loop == Loop::add ? t->add : t->decode});
     } else if (row.spec.id == CodecId::qsgd) {
       gates.push_back({name + ", of its bound", fraction, t->stochastic});
-    } else if (nearest && bits % 2 == 1) {
-      const Row *below = find(rows, row, bits - 1), *above = find(rows, row, bits + 1);
-      if (below && above)
-        gates.push_back(
-            {name + ", of its neighbours' mean", 2 * row.rate() / (below->rate() + above->rate()), t->odd_bits});
-    } else if ((nearest && (bits == 2 || bits == 4 || bits == 8)) || row.spec.id == CodecId::lattice) {
+    } else if (nearest || row.spec.id == CodecId::lattice) {
       gates.push_back({name + ", of its bound", fraction, row.spec.bucket >= 512 ? t->nearest : t->nearest_small});
     }
   }

@@ -19,19 +19,18 @@ constexpr const char* kLoopNames[] = {"encode", "decode", "decode-add"};
 
 // A loop of one codec on one instruction set.
 struct Row {
-  Row(const KernelTable* form, Loop loop, const std::string& text, DType dtype = DType::float32, bool in_cache = false)
-      : form(form), loop(loop), spec(CodecSpec::parse(text)), text(text), dtype(dtype), in_cache(in_cache) {}
+  Row(const KernelTable* form, Loop loop, const std::string& text, DType dtype = DType::float32)
+      : form(form), loop(loop), spec(CodecSpec::parse(text)), text(text), dtype(dtype) {}
 
   const KernelTable* form;
   Loop loop;
   CodecSpec spec;
   std::string text;  // as the codec is asked for
   DType dtype;
-  bool in_cache;
 
   // Measured.
   double seconds = INFINITY;        // of one pass over `elements`
-  double bound_seconds = INFINITY;  // that memory alone would take; not set for rows in cache
+  double bound_seconds = INFINITY;  // that memory alone would take
   size_t elements = 0;
   double bits = 0;   // of payload an element, metadata and all
   double error = 0;  // relative, L2

@@ -32,13 +32,7 @@ void writeJson(const Options& options, const std::vector<Row>& rows, const std::
   for (const Row& r : rows) {
     out << comma << "    {\"form\": \"" << r.form->name << "\", \"loop\": \"" << kLoopNames[static_cast<int>(r.loop)]
         << "\", \"codec\": \"" << r.text << "\", \"bits_an_element\": " << r.bits << ", \"dtype\": \""
-        << dtypeName(r.dtype) << "\", \"in_cache\": " << (r.in_cache ? "true" : "false")
-        << ", \"gb_per_s\": " << r.rate() << ", \"percent_of_bound\": ";
-    if (r.in_cache) {
-      out << "null";
-    } else {
-      out << r.percent();
-    }
+        << dtypeName(r.dtype) << "\", \"gb_per_s\": " << r.rate() << ", \"percent_of_bound\": " << r.percent();
     out << ", \"relative_error\": " << r.error << "}";
     comma = ",\n";
   }
@@ -98,14 +92,12 @@ int main(int argc, char** argv) {
 
   std::printf("# codec_perf\n# cpu=%s  compiler=%s\n# mib=%zu  repetitions=%d  threads=1\n", cpuName().c_str(),
               __VERSION__, options.mib, options.repetitions);
-  std::printf("# %-6s %-10s %-34s %-8s %-6s %5s %10s %8s %10s\n", "form", "loop", "codec", "dtype", "memory", "bits",
-              "GB/s fp32", "% bound", "error");
+  std::printf("# %-6s %-10s %-34s %-8s %5s %10s %8s %10s\n", "form", "loop", "codec", "dtype", "bits", "GB/s fp32",
+              "% bound", "error");
   measureRows(options, rows, [](const Row& row) {
-    char percent[16] = "-";
-    if (!row.in_cache) std::snprintf(percent, sizeof(percent), "%.1f", row.percent());
-    std::printf("  %-6s %-10s %-34s %-8s %-6s %5.2f %10.2f %8s %10.2e\n", row.form->name,
-                kLoopNames[static_cast<int>(row.loop)], row.text.c_str(), dtypeName(row.dtype),
-                row.in_cache ? "L2" : "DRAM", row.bits, row.rate(), percent, row.error);
+    std::printf("  %-6s %-10s %-34s %-8s %5.2f %10.2f %8.1f %10.2e\n", row.form->name,
+                kLoopNames[static_cast<int>(row.loop)], row.text.c_str(), dtypeName(row.dtype), row.bits, row.rate(),
+                row.percent(), row.error);
     std::fflush(stdout);
   });
 

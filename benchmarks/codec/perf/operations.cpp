@@ -4,7 +4,6 @@
 #include <memory>
 #include <random>
 #include <span>
-#include <type_traits>
 
 #include "base/hashes.h"
 #include "codec/fused.h"
@@ -20,7 +19,6 @@ constexpr size_t kRanks = 4;
 
 constexpr const char* kOfAdd = "of in-place add";
 constexpr const char* kOfTwelve = "of 12 bytes an element at in-place add's rate";
-constexpr const char* kOfDelta = "of plain loops over the same memory";
 constexpr const char* kOfPasses = "times as fast as 16 passes";
 constexpr const char* kGigabytes = "GB/s";
 
@@ -50,20 +48,8 @@ class Operations {
     // Bound by arithmetic, memory or not: an eighth of it says as much. Seeds have nothing to share but the pass over
     // memory, which is hidden already.
     perturb(form, Noise::gaussian, "gaussian", {0, 0}, {0, 0}, std::max<size_t>(1, calls_ / 8));
-    for (const char* text : {"minmax4:bucket=512", "minmax4:bucket=1024", "sym4:bucket=1024"}) {
-      delta(form, text, DType::float32, {0, 0});
+    for (const char* text : {"minmax4:bucket=512", "minmax4:bucket=1024", "sym4:bucket=1024"})
       feedback(form, text);
-    }
-    // More arithmetic an element, or two passes over it.
-    delta(form, "sym4:bucket=1024", DType::float16, {0, 0});
-    for (const char* text : {"qsgd4:bucket=512", "sym4:axis=channel,C=1024"})
-      delta(form, text, DType::float32, {0, 0});
-    // What pipelines with a cache send, at widths of which 512 is a part and of which it is not, and their memory.
-    for (const char* text : {"gauss2:bucket=512", "gauss4:bucket=512", "gauss2:bucket=512,unit=576",
-                             "gauss4:bucket=512,unit=576", "gauss4:bucket=512,unit=1600"})
-      delta(form, text, DType::float32, {.60, .60});
-    for (const char* text : {"gauss2:bucket=512", "gauss4:bucket=512"})
-      delta(form, text, DType::float16, {0, 0});
     sum(form);
   }
 
@@ -77,48 +63,6 @@ class Operations {
   std::vector<Operation> measured;
 
  private:
-  // encodeDelta and decodeDelta of float32 elements against a memory of `type`.
-  void delta(const KernelTable& form, const std::string& text, DType type, Floor floor) {
-    if (type == DType::float32) {
-      delta<4>(form, "delta " + text, text, type, floor);
-    } else {
-      delta<2>(form, "delta " + text + ", m in " + dtypeName(type), text, type, floor);
-    }
-  }
-
-  template <size_t kBytes>
-  void delta(const KernelTable& form, const std::string& name, const std::string& text, DType type, Floor floor) {
-    if (!wanted(name) && !wanted("decode " + name)) return;
-    FusedCodec fused(codecOf(text, form));
-    const size_t unit = std::max<uint64_t>(1, fused.codec().spec().unit), count = kCall / unit * unit;
-    const size_t bytes = fused.codec().encodedBytes(count, DType::float32), calls = calls_ / 2;
-    const auto codes = [&](size_t i) { return reinterpret_cast<char*>(payload_.get()) + i * bytes; };
-    const auto payload = [&](size_t i) { return std::span<std::byte>(payload_.get() + i * bytes, bytes); };
-    const auto memory = [&](size_t i) { return reinterpret_cast<char*>(y_.get()) + i * kCall * kBytes; };
-    const auto x = [&](size_t i) { return x_.get() + i * kCall; };
-    const auto y = [&](size_t i) { return y_.get() + (calls + i) * kCall; };
-    const auto first = [&](size_t i) { return fused.codec().granularity() == Codec::kUncut ? 0 : i * kCall; };
-    std::fill_n(y_.get(), calls_ * kCall, 0.0f);
-    const auto encode = [&](size_t i) {
-      const State m{memory(i), type};
-      fused.encodeDelta(payload(i), {x(i), DType::float32}, m, first(i), count, {});
-    };
-    const auto decode = [&](size_t i) {
-      const State m{memory(i), type};
-      fused.decodeDelta(payload(i), {y(i), DType::float32}, {m.data, type}, m, first(i), count);
-    };
-    const auto encodeBound = [&](size_t i, auto prefetch) {
-      streams::encodeDelta<prefetch, kBytes>(memory(i), x(i), codes(i), count, 0);
-    };
-    const auto decodeBound = [&](size_t i, auto prefetch) {
-      streams::decodeDelta<prefetch, kBytes>(y(i), memory(i), codes(i), count, 0);
-    };
-    against(form, name, calls, 1, kOfDelta, floor, encode, encodeBound);
-    for (size_t i = 0; i < calls; ++i)
-      encode(i);
-    against(form, "decode " + name, calls, 1, kOfDelta, floor, decode, decodeBound);
-  }
-
   void feedback(const KernelTable& form, const std::string& text) {
     const std::string name = "feedback " + text;
     if (!wanted(name)) return;
@@ -177,22 +121,14 @@ class Operations {
     return own.seconds();
   }
 
-  // Next to in-place addition over as many elements, which takes `share` of the bound.
+  // Next to in-place addition over as many elements, which takes `share` of the bound; with and without prefetches.
   template <class F>
   double against(const KernelTable& form, const std::string& name, size_t calls, double share, const char* what,
                  Floor floor, F&& call) {
-    return against(form, name, calls, share, what, floor, call,
-                   [&](size_t i, auto prefetch) { streams::addInPlace<prefetch>(y_.get() + i * kCall, kCall, 1e-9f); });
-  }
-
-  // Next to a loop that is called with and without prefetches.
-  template <class F, class Bound>
-  double against(const KernelTable& form, const std::string& name, size_t calls, double share, const char* what,
-                 Floor floor, F&& call, Bound&& loop) {
     Fastest own(calls), bound(calls);
     for (int r = 0; r < options_.repetitions; ++r) {
-      bound.pass([&](size_t i) { loop(i, std::false_type{}); });
-      bound.pass([&](size_t i) { loop(i, std::true_type{}); });
+      bound.pass([&](size_t i) { streams::addInPlace<false>(y_.get() + i * kCall, kCall, 1e-9f); });
+      bound.pass([&](size_t i) { streams::addInPlace<true>(y_.get() + i * kCall, kCall, 1e-9f); });
       own.pass(call);
     }
     report({form.name, name, rate(calls, own.seconds()), share * bound.seconds() / own.seconds(), what,

@@ -46,47 +46,4 @@ STREAM inline void addInPlace(float* y, size_t count, float c) {
   }
 }
 
-// What a delta of 4 bits must do to memory: `count` floats x (a multiple of 256) and as many elements of a memory m of
-// 2 or 4 bytes are read, m is written and an eighth of x's bytes too. m stays what it was where mask is 0.
-template <bool kPrefetch, size_t kBytes>
-STREAM inline void encodeDelta(char* m, const float* x, char* codes, size_t count, uint32_t mask) {
-  constexpr size_t kEach = kWidth * 4 / kBytes;  // floats to a register of m
-  for (size_t i = 0; i < count; i += 8 * kWidth) {
-    Words sum{};
-    for (size_t j = 0; j < 8 * kWidth; j += kEach) {
-      const float* from = x + i + j;
-      Words value{};
-      for (size_t k = 0; k < kEach; k += kWidth) {
-        if (kPrefetch && (j + k) % 16 == 0) __builtin_prefetch(from + k + kAhead / 2);
-        value ^= *reinterpret_cast<const Words*>(from + k);
-      }
-      char* to = m + (i + j) * kBytes;
-      if (kPrefetch && j * kBytes % 64 == 0) __builtin_prefetch(to + kAhead / 2 * kBytes);
-      sum = *reinterpret_cast<Words*>(to) + (value & mask);
-      *reinterpret_cast<Words*>(to) = sum;
-    }
-    *reinterpret_cast<Words*>(codes + i / 2) = sum;
-  }
-}
-
-// The same for its decoding: codes are read, m is read and written, and floats y are written.
-template <bool kPrefetch, size_t kBytes>
-STREAM inline void decodeDelta(float* y, char* m, const char* codes, size_t count, uint32_t mask) {
-  constexpr size_t kEach = kWidth * 4 / kBytes;
-  for (size_t i = 0; i < count; i += 8 * kWidth) {
-    const Words code = *reinterpret_cast<const Words*>(codes + i / 2) & mask;
-    for (size_t j = 0; j < 8 * kWidth; j += kEach) {
-      float* out = y + i + j;
-      char* to = m + (i + j) * kBytes;
-      if (kPrefetch && j * kBytes % 64 == 0) __builtin_prefetch(to + kAhead / 2 * kBytes);
-      const Words sum = *reinterpret_cast<Words*>(to) + code;
-      *reinterpret_cast<Words*>(to) = sum;
-      for (size_t k = 0; k < kEach; k += kWidth) {
-        if (kPrefetch && (j + k) % 16 == 0) __builtin_prefetch(out + k + kAhead / 2, 1);
-        *reinterpret_cast<Words*>(out + k) = sum;
-      }
-    }
-  }
-}
-
 }  // namespace streams

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import model
 import text
 import torch
 import torch.distributed as dist
-from measure import mean_over_ranks, reduced_bytes
+from measure import reduced_bytes
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
-from convergence.validation import perplexity
+from convergence import training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +24,8 @@ class Configuration:
     codec: str = ""
     projection_codec: str = ""
     factor_rank: int = 0
-    error_feedback: bool = True
     warm_up_steps: int = 0
-    steps: int = 400
+    steps: int = 500
     seed: int = 0
     batch: int = 8
     lr: float = 1e-3
@@ -51,7 +49,6 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
             codec=c.codec,
             rank=c.factor_rank or None,
             projection_codec=c.projection_codec or None,
-            error_feedback=c.error_feedback,
             warm_up_steps=c.warm_up_steps,
             model=gpt,
         )
@@ -62,22 +59,16 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
             matrix_approximation_rank=c.factor_rank,
             start_powerSGD_iter=c.warm_up_steps,
             min_compression_rate=1,  # as ours: whatever is smaller as factors
-            use_error_feedback=c.error_feedback,
+            use_error_feedback=True,
             warm_start=True,
         )
         ddp.register_comm_hook(peer, powerSGD_hook.powerSGD_hook)
-    optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    corpus, context = text.load(), model.Config().context
+    optimizer, context = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True), model.Config().context
     run: dict[str, Any] = {"loss": [], "bytes": [], "seconds": []}
-    start = time.monotonic()
-    for step in range(c.steps):
-        loss = ddp(*corpus.batch(c.batch, context, seed=c.seed, step=step, rank=rank))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for loss, seconds in training.steps(ddp, optimizer, c, rank=rank, context=context):
         run["bytes"].append(reduced_bytes())
-        run["loss"].append(mean_over_ranks(loss))
-        run["seconds"].append(time.monotonic() - start)
-    run["perplexity"] = perplexity(gpt, corpus, context, rank=rank, world=world)
+        run["loss"].append(loss)
+        run["seconds"].append(seconds)
+    run["perplexity"] = training.perplexity(gpt, text.load(), context, rank=rank, world=world)
     dist.destroy_process_group()
     return run

@@ -14,48 +14,40 @@ from typing import Any
 
 import launch
 from report import Gate
+from tables import Columns
 
 from convergence.ddp import rank as ddp_rank
 from convergence.ddp.rank import Configuration
 
 RANKS = 2
 WARM_UP = 2  # the fewest that PowerSGD's hook takes
+_FACTORS: dict[str, Any] = {"factor_rank": 4, "warm_up_steps": WARM_UP}
 CONFIGURATIONS = {
     "exact": Configuration(),
     "sym4": Configuration(codec="sym4:bucket=128"),
     "gauss4": Configuration(codec="gauss4:gain=1.011"),
-    "rank 4, sym4": Configuration(codec="sym4:bucket=128", factor_rank=4, warm_up_steps=WARM_UP),
-    "rank 4, sym8/sym4": Configuration(
-        codec="sym4:bucket=128", projection_codec="sym8:bucket=128", factor_rank=4, warm_up_steps=WARM_UP
-    ),
-    "rank 4, sym8": Configuration(codec="sym8:bucket=128", factor_rank=4, warm_up_steps=WARM_UP),
-    "PowerSGD rank 4": Configuration(factor_rank=4, warm_up_steps=WARM_UP),
+    "rank 4, sym4": Configuration(codec="sym4:bucket=128", **_FACTORS),
+    "rank 4, sym8/sym4": Configuration(codec="sym4:bucket=128", projection_codec="sym8:bucket=128", **_FACTORS),
+    "rank 4, sym8": Configuration(codec="sym8:bucket=128", **_FACTORS),
+    "PowerSGD rank 4": Configuration(**_FACTORS),
 }
+LOW_RANK = ("rank 4, sym4", "rank 4, sym8/sym4", "rank 4, sym8")
+COLUMNS = Columns("run 20 | seed 6 | steps 7 | perplexity 12.4f | MB 10.2f | KB a step 11.1f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything; prints a row a run.
-
-    Args:
-        quick: 16 steps in place of 500, and a loose bound on the differences of loss.
-        seeds: Number of paired seeds.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-    """
-    steps = 16 if quick else 500
-    print(f"# {'run':<20}{'seed':>6}{'steps':>7}{'perplexity':>12}{'MB':>10}{'KB a step':>11}{'seconds':>9}")
+    """Runs everything; prints a row a run. `quick`: 16 steps, and a loose bound on the differences of loss."""
+    size = {"steps": 16} if quick else {}
+    print(COLUMNS.heading())
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONFIGURATIONS}
     for seed in range(seeds):
         for name, configuration in CONFIGURATIONS.items():
-            runs[name].append(run(name, dataclasses.replace(configuration, seed=seed, steps=steps)))
-    low_rank = ("rank 4, sym4", "rank 4, sym8/sym4", "rank 4, sym8")
-    pairs = [("sym4", "exact"), ("gauss4", "exact"), *((name, "PowerSGD rank 4") for name in low_rank)]
-    gates = [loss_gate(name, runs[name], peer, runs[peer], quick=quick) for name, peer in pairs]
-    for name in low_rank:
-        fewer = a_step(runs["PowerSGD rank 4"][0]) / a_step(runs[name][0])
-        gates.append(Gate(f"bytes a step, PowerSGD rank 4 / {name}", fewer, ">=", 3.0))
-    gates.append(Gate("bytes a step, exact / sym4", a_step(runs["exact"][0]) / a_step(runs["sym4"][0]), ">=", 7.0))
+            runs[name].append(run(name, dataclasses.replace(configuration, seed=seed, **size)))
+    pairs = [("sym4", "exact"), ("gauss4", "exact"), *((name, "PowerSGD rank 4") for name in LOW_RANK)]
+    gates = [loss_gate(runs, name, peer, quick=quick) for name, peer in pairs]
+    for exact, name, bound in (*(("PowerSGD rank 4", name, 3.0) for name in LOW_RANK), ("exact", "sym4", 7.0)):
+        fewer = a_step(runs[exact][0]) / a_step(runs[name][0])
+        gates.append(Gate(f"bytes a step, {exact} / {name}", fewer, ">=", bound))
     return {
         "ranks": RANKS,
         "configurations": {name: dataclasses.asdict(entries[0]["configuration"]) for name, entries in runs.items()},
@@ -65,14 +57,11 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 def run(name: str, configuration: Configuration) -> dict[str, Any]:
     """Runs one configuration in fresh processes and prints its row (bytes: rank 0's)."""
-    deadline_s = 60 + 2.0 * configuration.steps
-    ranks = launch.run(ddp_rank.train, ranks=RANKS, deadline_s=deadline_s, world=RANKS, configuration=configuration)
-    entry = {"name": name, "configuration": configuration, **ranks[0]}
-    print(
-        f"  {name:<20}{configuration.seed:>6}{configuration.steps:>7}{entry['perplexity']:>12.4f}"
-        f"{entry['bytes'][-1] / 1e6:>10.2f}{a_step(entry) / 1e3:>11.1f}{entry['seconds'][-1]:>9.1f}",
-        flush=True,
-    )
+    c = configuration
+    ranks = launch.run(ddp_rank.train, ranks=RANKS, deadline_s=60 + 2.0 * c.steps, world=RANKS, configuration=c)
+    entry = {"name": name, "configuration": c, **ranks[0]}
+    sent = entry["bytes"][-1] / 1e6, a_step(entry) / 1e3
+    print(COLUMNS.row(name, c.seed, c.steps, entry["perplexity"], *sent, entry["seconds"][-1]), flush=True)
     return entry
 
 
@@ -82,9 +71,9 @@ def a_step(entry: dict[str, Any]) -> float:
     return (sent[-1] - sent[WARM_UP]) / (len(sent) - WARM_UP - 1)
 
 
-def loss_gate(name: str, runs: list[dict[str, Any]], peer: str, peers: list[dict[str, Any]], *, quick: bool) -> Gate:
+def loss_gate(runs: dict[str, list[dict[str, Any]]], name: str, peer: str, *, quick: bool) -> Gate:
     """How much larger the validation loss is than the peer's, over paired seeds; its bound is one standard error."""
-    differences = [math.log(a["perplexity"] / b["perplexity"]) for a, b in zip(runs, peers, strict=True)]
+    differences = [math.log(a["perplexity"] / b["perplexity"]) for a, b in zip(runs[name], runs[peer], strict=True)]
     mean = statistics.mean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
     print(f"# loss, {name} - {peer}: mean {mean:+.4f}, standard error {error:.4f}")

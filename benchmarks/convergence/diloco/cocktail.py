@@ -62,13 +62,6 @@ class CocktailSGD:
         self._arrive()
         self._move()
 
-    def error(self) -> torch.Tensor:
-        """The error vector of this rank, of all elements, after `finish`."""
-        waits = self._error.clone()
-        for start, residual in enumerate(self._residuals):
-            waits[start :: self._stride] += residual.value
-        return waits
-
     def _flat(self) -> torch.Tensor:
         return parameters_to_vector(self._parameters).detach().clone()
 

@@ -48,6 +48,8 @@ PRESETS: dict[str, Configuration] = {
     "DiLoCoX, gauss2": Configuration(outer=FULL | {"codec": TWO_BITS}),
     "DiLoCoX, D=3": Configuration(outer=FULL, ranks=3),
 }
+# The curves of the picture.
+DRAWN = ("all_reduce", "DiLoCo", "DiLoCo, gauss2", "H=5 continue", "SparseLoCo", "DiLoCoX", "OpenDiLoCo", "CocktailSGD")
 
 
 def open_diloco(outer_steps: int, steps: int) -> Configuration:

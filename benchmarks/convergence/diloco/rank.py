@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
 from convergence.diloco.cocktail import CocktailSGD
-from convergence.validation import perplexity
+from convergence.training import perplexity
 
 SHAPE = model.Config(width=96, layers=3)
 
@@ -38,7 +38,6 @@ class Configuration:
     seed: int = 0
     batch: int = 8
     lr: float = 1e-3
-    only_timed: bool = False  # nothing but what training sends: losses are not averaged, and not validated
 
 
 def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[str, Any]:
@@ -71,13 +70,12 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
         if c.outer and optimizer.report["outer_steps"] > before["outer_steps"]:
             run["outer"].append(outer_step(c.outer, step + 1, before, optimizer.report))
         run["bytes"].append(count())
-        run["loss"].append(loss.item() if c.only_timed else mean_over_ranks(loss))
+        run["loss"].append(mean_over_ranks(loss))
         run["seconds"].append(time.monotonic() - start)
     if c.outer or c.cocktail:
         optimizer.finish()
     run["bytes"][-1] = count()
-    if not c.only_timed:
-        run["validation"] = math.log(perplexity(gpt, corpus, SHAPE.context, rank=rank, world=c.ranks))
+    run["validation"] = math.log(perplexity(gpt, corpus, SHAPE.context, rank=rank, world=c.ranks))
     dist.destroy_process_group()
     return run
 

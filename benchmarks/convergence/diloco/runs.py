@@ -9,14 +9,16 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import launch
 import model
+import paired
 from report import Gate
+from tables import Columns
 
 import torch_lowcomm as lc
-from convergence.diloco import gates as diloco_gates
 from convergence.diloco import message_bytes
 from convergence.diloco import presets as diloco_presets
 from convergence.diloco import rank as diloco_rank
@@ -24,46 +26,51 @@ from convergence.diloco.cocktail import codec_text
 from convergence.diloco.presets import PRESETS
 from convergence.diloco.rank import SHAPE, Configuration
 
-QUICK = ("all_reduce", "DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
+QUICK = ("DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
 POINT = 5  # steps to a point of a curve, which has their mean loss
 PARAMETERS = [tuple(parameter.shape) for parameter in model.GPT(SHAPE).parameters()]
 ELEMENTS = sum(math.prod(shape) for shape in PARAMETERS)
+# Loss / the other's, over paired seeds: (run, other, bound); without a bound it is reported.
+RATIOS = (
+    ("DiLoCo, int4 EF", "DiLoCo", 1.01),
+    ("DiLoCo, gauss2", "DiLoCo", 1.01),
+    ("H=5 continue", "H=5 sync", 1.06),
+    ("DiLoCoX", "OpenDiLoCo", 1.0),
+    ("DiLoCoX", "CocktailSGD", 1.0),
+    ("DiLoCoX", "OpenDiLoCo, one more", None),
+)
+PAIRED = {name for pair in RATIOS for name in pair[:2]}
+COLUMNS = Columns("run 26 | seed 5 | D 3 | loss 9.4f | outer 7 | MB 10.3f | ratio 9.1f | seconds 9.1f")
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: 80 steps, a few runs with shorter intervals, and bounds that are loose or those of arithmetic.
-        seeds: Of the runs that are compared; the others have one.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: 80 steps, a few runs with shorter intervals, and bounds that are loose or those of arithmetic. `seeds`: of
+    the runs that are compared; the others have one.
     """
     presets = {name: shortened(PRESETS[name]) for name in QUICK} if quick else PRESETS
-    print_heading()
+    print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")
     full = run("DiLoCoX", presets["DiLoCoX"])
     if not quick:
         presets = presets | equally_compressed(full)
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets} | {"DiLoCoX": [full]}
     for seed in range(seeds):
         for name, configuration in presets.items():
-            if len(runs[name]) == seed and (seed == 0 or name in diloco_gates.PAIRED):
+            if len(runs[name]) == seed and (seed == 0 or name in PAIRED):
                 runs[name].append(run(name, dataclasses.replace(configuration, seed=seed)))
-    entries = [entry for of_name in runs.values() for entry in of_name]
+    off = [abs(entry["bytes"][-1] / entry["formula"] - 1) for of_name in runs.values() for entry in of_name]
+    gates = [
+        *(quick_gates if quick else loss_gates)(runs),
+        Gate("bytes sent / by the formula - 1, largest of all runs", max(off), "<", 0.01),
+        *adaptation_gates(runs["DiLoCoX"]),
+    ]
     return {
         "parameters": ELEMENTS,
         "configurations": {name: dataclasses.asdict(of_name[0]["configuration"]) for name, of_name in runs.items()},
-        "curves": [curve(entry) for entry in entries],
-    }, diloco_gates.gates(runs, quick=quick)
-
-
-def print_heading() -> None:
-    """Prints the heading of the rows of `run`."""
-    print(f"# {ELEMENTS} parameters")
-    print(
-        f"# {'run':<26}{'seed':>5}{'D':>3}{'loss':>9}{'outer':>7}{'MB':>10}{'ratio':>9}{'no places':>11}{'seconds':>9}"
-    )
+        "curves": [curve(entry) for of_name in runs.values() for entry in of_name],
+    }, gates
 
 
 def shortened(configuration: Configuration) -> Configuration:
@@ -79,27 +86,23 @@ def shortened(configuration: Configuration) -> Configuration:
 def equally_compressed(full: dict[str, Any]) -> dict[str, Configuration]:
     """OpenDiLoCo and CocktailSGD that send as many bits as DiLoCoX did.
 
-    OpenDiLoCo sends so seldom that it cannot do so quite: it has the nearest number of outer steps, and one more. The last
-    CocktailSGD has its places uncounted.
+    OpenDiLoCo sends so seldom that it cannot do so quite: it has the nearest number of outer steps, and one more.
     """
     steps = full["configuration"].steps
     nearest = max(1, round(steps / full["ratio"]))
     return {
         "OpenDiLoCo": diloco_presets.open_diloco(nearest, steps),
         "OpenDiLoCo, one more": diloco_presets.open_diloco(nearest + 1, steps),
-        "CocktailSGD": diloco_presets.cocktail(keep_of(full["bytes"][-1] / steps, places=True)),
-        "CocktailSGD, places free": diloco_presets.cocktail(keep_of(full["bytes"][-1] / steps, places=False)),
+        "CocktailSGD": diloco_presets.cocktail(keep_of(full["bytes"][-1] / steps)),
     }
 
 
-def keep_of(budget: float, *, places: bool, stride: int = 10) -> float:
-    """The share that CocktailSGD keeps with so many bytes a step, its frames not counted, its places as `places` says."""
+def keep_of(budget: float, *, stride: int = 10) -> float:
+    """The share that CocktailSGD keeps with so many bytes a step, its frames not counted."""
     low, high = 1e-4, 1.0
     for _ in range(40):
         keep = (low + high) / 2
-        sent = cocktail_step(keep, stride)
-        below = sent.payload - (0 if places else sent.places) < budget
-        low, high = (keep, high) if below else (low, keep)
+        low, high = (keep, high) if cocktail_step(keep, stride)[0] < budget else (low, keep)
     return round(high, 6)
 
 
@@ -111,36 +114,76 @@ def cocktail_step(keep: float, stride: int) -> message_bytes.Sent:
 def run(name: str, configuration: Configuration) -> dict[str, Any]:
     """Runs one configuration in fresh processes and prints its row (bytes: rank 0's)."""
     c = configuration
-    deadline_s = 120 + 2.0 * c.steps
-    ranks = launch.run(diloco_rank.train, ranks=c.ranks, deadline_s=deadline_s, configuration=c)
+    ranks = launch.run(diloco_rank.train, ranks=c.ranks, deadline_s=120 + 2.0 * c.steps, configuration=c)
     entry = {"name": name, "configuration": c, **ranks[0]}
-    formula = by_formula(entry)
     sent = entry["bytes"][-1]
-    entry["formula"] = formula.total
-    entry["ratio"], entry["ratio_without_places"] = (
-        2 * ELEMENTS * c.steps / bytes_ for bytes_ in (sent, sent - formula.places)
-    )
+    entry |= {"formula": by_formula(entry), "ratio": 2 * ELEMENTS * c.steps / sent}
+    loss, seconds = entry["validation"], entry["seconds"][-1]
     print(
-        f"  {name:<26}{c.seed:>5}{c.ranks:>3}{entry['validation']:>9.4f}{len(entry['outer']):>7}{sent / 1e6:>10.3f}"
-        f"{entry['ratio']:>9.1f}{entry['ratio_without_places']:>11.1f}{entry['seconds'][-1]:>9.1f}",
-        flush=True,
+        COLUMNS.row(name, c.seed, c.ranks, loss, len(entry["outer"]), sent / 1e6, entry["ratio"], seconds), flush=True
     )
     return entry
 
 
-def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
+def by_formula(entry: dict[str, Any]) -> float:
     """Returns the bytes that rank 0 sends in a run by the formula; a fragment counts its share of those of all."""
     c: Configuration = entry["configuration"]
-    total = message_bytes.Sent()
     if c.cocktail:
-        step = cocktail_step(c.cocktail["keep"], c.cocktail["stride"])
-        return total.plus(step, times=c.steps)
+        return c.steps * sum(cocktail_step(c.cocktail["keep"], c.cocktail["stride"]))
     if not c.outer:
-        return total.plus(message_bytes.outer_step(PARAMETERS, None, 0, c.ranks, 0), times=c.steps)
-    for outer in entry["outer"]:
-        step = message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0)
-        total = total.plus(step, times=1 / c.outer.get("fragments", 1))
-    return total
+        return c.steps * sum(message_bytes.outer_step(PARAMETERS, None, 0, c.ranks, 0))
+    steps = (
+        message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0)
+        for outer in entry["outer"]
+    )
+    return sum(map(sum, steps)) / c.outer.get("fragments", 1)
+
+
+def validation(entry: Mapping[str, Any]) -> float:
+    """Of the outer parameters."""
+    return float(entry["validation"])
+
+
+def loss_gates(runs: Runs) -> list[Gate]:
+    """Of RATIOS, and of three ranks next to two."""
+    gates = []
+    for name, other, bound in RATIOS:
+        found = paired.ratio(validation, runs[name], runs[other]).show(f"loss {name} / {other}")
+        if bound is not None:
+            gates.append(found.gate(f"loss {name} / {other}", "<", bound))
+    three = validation(runs["DiLoCoX, D=3"][0]) / validation(runs["DiLoCoX"][0])
+    return [*gates, Gate("loss DiLoCoX of 3 ranks / of 2", three, "<", 1.02)]
+
+
+def quick_gates(runs: Runs) -> list[Gate]:
+    """Contrasts that 80 steps show."""
+    first = {name: entries[0] for name, entries in runs.items()}
+    int4 = validation(first["DiLoCo, int4 EF"]) / validation(first["DiLoCo"])
+    ratios = [first[name]["ratio"] for name in ("DiLoCoX", "DiLoCo, int4 EF", "DiLoCo")]
+    return [
+        Gate("loss DiLoCo, int4 EF / DiLoCo, loose", int4, "<", 1.03),
+        Gate(
+            "largest loss (of a model that has learned nothing: 4.85)", max(map(validation, first.values())), "<", 3.2
+        ),
+        Gate("bytes, DiLoCo / with int4 EF", ratios[1] / ratios[2], ">", 7.0),
+        Gate("bytes, with int4 EF / DiLoCoX", ratios[0] / ratios[1], ">", 3.0),
+    ]
+
+
+def adaptation_gates(entries: Sequence[Mapping[str, Any]]) -> list[Gate]:
+    """r_t has fallen, and H_t is what r_t says, over all seeds."""
+    last = [entry["outer"][-1]["rank"] / entry["outer"][0]["rank"] for entry in entries]
+    wrong = 0
+    for entry in entries:
+        rank, every = (entry["configuration"].outer[name] for name in ("rank", "sync_every"))
+        wrong += sum(
+            outer["sync_every"] != max(every // 4, math.floor(every * outer["rank"] / rank + 0.5))
+            for outer in entry["outer"]
+        )
+    return [
+        Gate("DiLoCoX: last r_t / r_1, mean", statistics.mean(last), "<", 1.0),
+        Gate("DiLoCoX: outer steps in which H_t is not max(H_1 / 4, round(H_1 r_t / r_1))", wrong, "==", 0),
+    ]
 
 
 def telling(outer: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -150,15 +193,14 @@ def telling(outer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def curve(entry: dict[str, Any], *, every: int = POINT) -> dict[str, Any]:
-    """A run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point `every` few steps; `telling` outer steps."""
-    ends = range(every, entry["configuration"].steps + 1, every)
-    kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places")}
-    return kept | {
+def curve(entry: dict[str, Any]) -> dict[str, Any]:
+    """A run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point every POINT steps; `telling` outer steps."""
+    ends = range(POINT, entry["configuration"].steps + 1, POINT)
+    return {key: entry[key] for key in ("name", "validation", "formula", "ratio")} | {
         "outer": telling(entry["outer"]),
         "seed": entry["configuration"].seed,
         "step": list(ends),
         "bytes": [entry["bytes"][end - 1] for end in ends],
         "seconds": [round(entry["seconds"][end - 1], 2) for end in ends],
-        "loss": [round(statistics.mean(entry["loss"][end - every : end]), 5) for end in ends],
+        "loss": [round(statistics.mean(entry["loss"][end - POINT : end]), 5) for end in ends],
     }

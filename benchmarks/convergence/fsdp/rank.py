@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,20 +11,22 @@ import model
 import text
 import torch
 import torch.distributed as dist
-from measure import mean_over_ranks, sent_bytes
+from measure import sent_bytes
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import torch_lowcomm as lc
-from convergence import validation
+from convergence import training
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run. `weights`, `gradients`, `master` and `learn_at` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in
-    place of the call, they are unused. `width`, `layers` and `heads` are the model's, `validation_batches` what a rank reads
-    for the perplexity.
+    """One run.
+
+    Attributes:
+        weights, gradients, master, learn_at: Of `lc.fsdp.quantize`; unused on gloo, or with a group's `policy` in place of it.
+        width, layers, heads: Of the model.
+        hashed_steps: The first steps, of which parameters are hashed.
+        validation_batches: That a rank reads for the perplexity.
     """
 
     backend: str = "lowcomm"
@@ -42,7 +43,7 @@ class Configuration:
     batch: int = 8
     lr: float = 1e-3
     hashed_steps: int = 0
-    validation_batches: int = validation.BATCHES
+    validation_batches: int = training.BATCHES
 
 
 def train(rank: int, init_method: str, *, world: int, configuration: Configuration) -> dict[str, Any]:
@@ -59,38 +60,27 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world, pg_options=options)
     torch.manual_seed(c.seed)
     shape = model.Config(width=c.width, layers=c.layers, heads=c.heads)
-    gpt = model.GPT(shape)
-    mesh = init_device_mesh("cpu", (world,))
-    for block in gpt.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(gpt, mesh=mesh)
+    gpt = training.sharded(model.GPT(shape), world)
     if c.backend == "lowcomm" and not c.policy:
         lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master, learn_at=c.learn_at)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    corpus, context = text.load(), shape.context
     gathered, unwatch = watch_gathered(gpt)
-
     run: dict[str, Any] = {
         key: [] for key in ("loss", "weights_bytes", "gradients_bytes", "seconds", "shards", "gathered")
     }
-    start = time.monotonic()
-    for step in range(c.steps):
-        gathered.clear()
-        if step == c.hashed_steps:
-            unwatch()
-        loss = gpt(*corpus.batch(c.batch, context, seed=c.seed, step=step, rank=rank))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run["loss"].append(mean_over_ranks(loss))
-        run["seconds"].append(time.monotonic() - start)
+    for loss, seconds in training.steps(gpt, optimizer, c, rank=rank, context=shape.context):
+        run["loss"].append(loss)
+        run["seconds"].append(seconds)
         run["weights_bytes"].append(sent_bytes("all_gather"))
         run["gradients_bytes"].append(sent_bytes("reduce_scatter"))
-        if step < c.hashed_steps:
+        if len(run["loss"]) <= c.hashed_steps:
             run["shards"].append(digest(parameter.to_local() for parameter in gpt.parameters()))
             run["gathered"].append(hashlib.blake2b("".join(gathered).encode(), digest_size=16).hexdigest())
-    run["perplexity"] = validation.perplexity(
-        gpt, corpus, context, rank=rank, world=world, batches_a_rank=c.validation_batches
+        if len(run["loss"]) >= c.hashed_steps:
+            unwatch()
+        gathered.clear()
+    run["perplexity"] = training.perplexity(
+        gpt, text.load(), shape.context, rank=rank, world=world, batches_a_rank=c.validation_batches
     )
     dist.destroy_process_group()
     return run
@@ -105,7 +95,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def watch_gathered(gpt: model.GPT) -> tuple[list[str], Callable[[], None]]:
+def watch_gathered(gpt: nn.Module) -> tuple[list[str], Callable[[], None]]:
     """Hashes every layer's gathered weights in each forward pass, in order of use.
 
     Returns:

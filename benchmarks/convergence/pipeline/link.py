@@ -17,9 +17,10 @@ import torch
 from linklab.link import goodput_bits, parse_bits
 from pipelines import bound
 from pipelines.compute import alone
+from stages import Part
 from subspace.target_steps import falling, loss_at, steps_to
+from tables import Columns
 
-from convergence.pipeline.parts import part
 from convergence.pipeline.rank import CONTEXT, WIDTH
 
 RATES = ("10mbit", "100mbit", "500mbit", "10gbit")
@@ -61,7 +62,7 @@ def here(configuration: Mapping[str, Any]) -> Pipeline:
     torch.set_num_threads(1)  # as a rank of the runs
     times, parameters = [], []
     for stage in range(stages):
-        module = part(gpt, stage, stages)
+        module = Part(gpt, stage, stages)
         parameters.append(sum(parameter.numel() for parameter in module.parameters()))
         x = torch.randn(samples, CONTEXT, WIDTH) if stage else torch.zeros(samples, CONTEXT, dtype=torch.int64)
         turns = [alone(module, x, last=stage == stages - 1) for _ in range(_TURNS)]
@@ -75,7 +76,7 @@ def drawn(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The first seed's curves of the runs that are drawn, the exact one first."""
     first = {curve["name"]: curve for curve in content["curves"] if curve["seed"] == 0}
     chosen = {name: curve for name, curve in first.items() if name.endswith(_SETTING)}
-    if "replicas_bits" in next(iter(first.values())):
+    if next(iter(first.values())).get("replicas_bits"):
         chosen = {name: curve for name, curve in first.items() if not name.endswith((", global", ", DiLoCoX"))}
     return dict(sorted(chosen.items(), key=lambda item: not item[0].startswith("exact")))
 
@@ -111,22 +112,22 @@ def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, floa
     print(
         f"# simulated ({PAPERS}). Seconds to a validation loss of {' and '.join(f'{target:.4f}' for target in targets)}:"
     )
-    head = "".join(f"{'steps':>9}{'seconds':>11}{'times as fast':>15}" for _ in targets)
-    print(f"# {'run':<45}{'link, stages of':<17}{'s a step':>10}{head}")
+    columns = Columns(
+        f"run 45 | link, stages of 18 | s a step 10.4f{' | steps 9.1f | seconds 11.2f | times as fast 15.2f' * 2}"
+    )
+    print(columns.heading())
     rows = []
     for link, by_name in seconds.items():
         for name, step_s in by_name.items():
             row: dict[str, Any] = {"name": name, "link": link, "step_s": step_s, "to": []}
-            cells = ""
+            cells: list[float | None] = []
             for target in targets:
                 needed, base = steps_to(*curves[name], target), steps_to(steps, loss, target)
                 reached = {"target": target, "steps": needed, "seconds": None, "times": None}
-                text = f"{'never':>9}{'-':>11}{'-':>15}"
                 if needed is not None:
                     reached |= {"seconds": needed * step_s, "times": by_name[exact] * base / (needed * step_s)}
-                    text = f"{needed:>9.1f}{reached['seconds']:>11.2f}{reached['times']:>15.2f}"
                 row["to"].append(reached)
-                cells += text
+                cells += [reached[key] for key in ("steps", "seconds", "times")]
             rows.append(row)
-            print(f"  {name:<45}{link:<17}{step_s:>10.4f}{cells}")
+            print(columns.row(name, link, step_s, *cells))
     return rows

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from convergence.pipeline import tasks
 from convergence.pipeline.rank import Configuration
 
 
@@ -36,42 +35,6 @@ CLAIMS = {
     "AQ gauss1/gauss4": aq("gauss1", "gauss4"),
     "AQ gauss2/gauss4, m in 8 bits": aq(*GAUSS, store="sym8:bucket=128"),
     "AQ gauss2/gauss4, m in 2 bits": aq(*GAUSS, store="sym2:bucket=128"),
-}
-# Grids for the preset of 2 and 4 bits. The paper's 2^b intervals of [-1, 1] (section 4) are mid<b>. As many seeds as the claims.
-TWO_BITS = {
-    name: aq(forward, "sym4:axis=channel", first_visit=None)
-    for name, forward in (
-        ("AQ sym2/sym4", "sym2:axis=channel"),
-        ("AQ mid2/sym4", "mid2:axis=channel"),
-        ("AQ sym2 by l2/sym4", "sym2:axis=channel,range=l2"),
-    )
-}
-# The paper's appendix H, and what it leaves open.
-VARIANTS = {
-    "AQ gauss2/gauss4, first exact": aq(*GAUSS, first_visit=None),
-    "DirectQ gauss4/gauss4": Configuration(**coded("gauss4", "gauss4")),
-    "AQ gauss4/gauss4": aq("gauss4", "gauss4"),
-    "DirectQ gauss1/gauss4": Configuration(**coded("gauss1", "gauss4")),
-    "DirectQ sym2/sym4": Configuration(**coded("sym2:axis=channel", "sym4:axis=channel")),
-    "AQ paper:3/6": Configuration(codecs={"preset": "paper:3/6", "unit": "message"}, store="fp16"),
-    "AQ paper:4/8": Configuration(codecs={"preset": "paper:4/8", "unit": "message"}, store="fp16"),
-    "AQ gauss2/gauss4, m in gauss2": aq(*GAUSS, store="gauss2"),
-    "exact, one order": Configuration(shuffle="once"),
-    "AQ gauss2/gauss4, one order": dataclasses.replace(aq(*GAUSS), shuffle="once"),
-    "exact, bf16": Configuration(dtype="bfloat16"),
-    "AQ gauss2/gauss4, bf16": dataclasses.replace(aq(*GAUSS, store="bf16"), dtype="bfloat16"),
-    "exact, from scratch": Configuration(pretrain=0, lr=1e-3),
-    "DirectQ gauss2/gauss4, from scratch": Configuration(**coded(*GAUSS), pretrain=0, lr=1e-3),
-    "AQ gauss2/gauss4, from scratch": dataclasses.replace(aq(*GAUSS), pretrain=0, lr=1e-3),
-    "exact, noise": Configuration(noise=0.1),
-    "DirectQ gauss2/gauss4, noise": Configuration(**coded(*GAUSS), noise=0.1),
-    "AQ gauss2/gauss4, noise": dataclasses.replace(aq(*GAUSS), noise=0.1),
-}
-# As many processes as stages, and at least as many micro-batches, as 1F1B wants; exact messages have no other loss by it.
-STAGES = {
-    f"{name}, {stages} stages": dataclasses.replace(CLAIMS[name], stages=stages, micro_batches=max(4, stages))
-    for stages in (2, 8)
-    for name in ("DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 }
 # What README's and the pages' rows of pipelines are from: validation by exact messages, of samples that come back, and of text
 # whose every window is seen once, by a model from its first weights.
@@ -108,18 +71,12 @@ WIDE = {
     )
     for name in names
 }
-# The paper's other kind of task: which lines of Python's library are comments, of two classes.
-SENTENCES = {
-    f"{name}, sentences": dataclasses.replace(c, task=tasks.SENTENCES, samples=1024, epochs=4)
-    for name, c in WAYS.items()
-    if "minmax4" not in name
-}
 QUICK = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
 
 
 def shortened(configuration: Configuration) -> Configuration:
-    """For --quick: a quarter of the samples, few epochs; of fresh text a third of the steps."""
-    c = dataclasses.replace(configuration, validation=32, watched=16)
+    """For --quick: two stages, a quarter of the samples, few epochs; of fresh text a third of the steps."""
+    c = dataclasses.replace(configuration, stages=2, validation=32, watched=16)
     if c.epochs == 1:
         return dataclasses.replace(c, samples=c.samples // 3, point=c.point // 3, validation=256)
     return dataclasses.replace(c, pretrain=min(c.pretrain, 40), samples=64, epochs=4)

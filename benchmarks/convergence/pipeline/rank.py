@@ -1,6 +1,6 @@
-"""One rank's part of the runs of `convergence aq`: a stage of a byte GPT, trained on samples that come back or on fresh ones.
+"""One rank's part of the runs of `convergence aq` and `aq_replicas`: a stage of a byte GPT's pipeline, or of one of its replicas.
 
-The runs of a seed follow one another in the same processes and begin with the same weights.
+The runs of a seed follow one another in the same processes and begin with the same weights. Samples come back, or are fresh ones.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import model
 import text
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from stages import Part, loss_of
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
-from convergence.pipeline import tasks
-from convergence.pipeline.parts import part
-from convergence.pipeline.tasks import CONTEXT, loss_of
 
-WIDTH = model.Config().width
+WIDTH, CONTEXT = model.Config().width, model.Config().context
 PRETRAIN_LR = 1e-3
+EVERY = 4  # steps from one outer step of DiLoCoX to the next
+KINDS = ("forward", "backward", "announcements", "replicas", "other")  # of bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +35,11 @@ class Configuration:
 
     Attributes:
         store: Of the cache; "": there is none.
-        noise: The share of a sample's tokens that is replaced at every visit.
-        replicas: Of the pipeline (replicas_rank.py); each has a part of the samples.
-        dtype: Of weights and activations; the optimizer has float32 copies of other weights.
-        task: Of tasks.py.
+        replicas: Of the pipeline; each has a part of the samples, and `batch` of them a step.
+        optimizer: What averages a stage over its replicas: "adamw" gradients, exactly; "quantized_adam" gradients in 4 bits;
+            "diloco" the parameters, in 4 bits every EVERY steps.
         point: Steps of a point of the curves; 0: an epoch's.
-        validation: Windows or sentences.
+        validation: Windows.
         watched: Of them those that are evaluated at each point.
         width: Of the decoder, which has two blocks then and heads of 64; 0: the benchmark's own.
     """
@@ -47,8 +47,6 @@ class Configuration:
     codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
     store: str = ""
     shuffle: str = "epoch"
-    noise: float = 0.0
-    dtype: str = "float32"
     stages: int = 4
     replicas: int = 1
     micro_batches: int = 4
@@ -57,11 +55,11 @@ class Configuration:
     epochs: int = 12
     batch: int = 16
     lr: float = 3e-4
-    task: str = tasks.TEXT
     point: int = 0
     validation: int = 512
     watched: int = 128
     width: int = 0
+    optimizer: str = "adamw"
     seed: int = 0
 
     @property
@@ -76,23 +74,26 @@ class Configuration:
 
 
 def train(rank: int, init_method: str, *, configurations: list[Configuration]) -> list[dict[str, Any]]:
-    """Does one run after another; all have the same `stages` and `seed`.
+    """Does one run after another; all have the same `stages`, `replicas` and `seed`.
 
     Returns:
         Of each run, by point: `seconds`, and of this rank's messages `sent`, whose figures are sums over what `counted()` has;
         `elements` that crossed a boundary in each direction; `caches`: the rows of its boundaries, and `cache_bytes`. On the
-        last rank also `loss` by point, by the run's own messages. By exact messages `validations` by point, and of the trained
-        weights `samples` and `validation`: mean cross entropy (nats) of the first samples, and of others that are not trained
-        on, and the share of the latter that is told right, `accuracy`.
+        last stage also `loss` by point, by the run's own messages. By exact messages `validations` by point, and of the trained
+        weights `samples` and `validation`: mean cross entropy (nats) of the first samples, and of others that are not trained on.
     """
     first = configurations[0]
-    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=first.stages)
+    world = first.replicas * first.stages
+    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=world)
+    mesh = None
+    if first.replicas > 1:
+        mesh = init_device_mesh("cpu", (first.replicas, first.stages), mesh_dim_names=("replica", "stage"))
     weights: dict[tuple[int, int], model.GPT] = {}
     runs = []
     for c in configurations:
         if (c.pretrain, c.width) not in weights:
             weights[c.pretrain, c.width] = pretrained(rank, c)
-        runs.append(Run(c, rank, copy.deepcopy(weights[c.pretrain, c.width])).result())
+        runs.append(Run(c, rank % c.stages, copy.deepcopy(weights[c.pretrain, c.width]), mesh).result())
     dist.destroy_process_group()
     return runs
 
@@ -114,17 +115,32 @@ def pretrained(rank: int, c: Configuration) -> model.GPT:
 
 
 class Run:
-    """One run on this rank, which has the stage `rank` of those of `group` (None: of all ranks)."""
+    """One run on this rank, which has the stage `rank` of its replica; `mesh` has the groups where there are several."""
 
-    def __init__(self, c: Configuration, rank: int, gpt: model.GPT, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, c: Configuration, rank: int, gpt: model.GPT, mesh: DeviceMesh | None) -> None:
         self.c, self.rank, self.last = c, rank, rank == c.stages - 1
-        self.module = part(gpt, rank, c.stages, pooled=c.task == tasks.SENTENCES).to(getattr(torch, c.dtype))
+        self.replica, self.among = 0, None
+        group = dist.group.WORLD
+        if mesh:
+            self.replica, self.among, group = (
+                mesh.get_local_rank("replica"),
+                mesh.get_group("replica"),
+                mesh.get_group("stage"),
+            )
+        self.stage_group = group.group_name
+        self.module = Part(gpt, rank, c.stages)
         self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
         device = torch.device("cpu")
         self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, group=group, cache=self.cache, **c.codecs)
         self.schedule = Schedule1F1B(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)
-        self.optimizer = Optimizer(self.module, c.lr)
-        self.tokens, self.targets = tasks.training(c.task, c.samples, c.seed)
+        parameters = list(self.module.parameters())
+        self.optimizer: Any = torch.optim.AdamW(parameters, lr=c.lr, fused=True)
+        if c.optimizer == "quantized_adam":
+            self.optimizer = lc.QuantizedAdam(parameters, lr=c.lr, warmup_steps=c.epoch_steps, group=self.among)
+        elif c.optimizer == "diloco":
+            self.optimizer = lc.DiLoCoX(self.optimizer, EVERY, mesh=mesh, mode="sync", codec="sym4:bucket=128")
+        self.corpus = text.load()
+        self.tokens, self.targets = self.corpus.batch(c.samples, CONTEXT, seed=c.seed, step=0, rank=1)
 
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
@@ -133,70 +149,84 @@ class Run:
         start = time.monotonic()
         losses: list[float] = []
         lc.reset_stats()
-        for step, (samples, tokens, targets) in enumerate(
-            self.batches(list(zip(self.tokens, self.targets, strict=True)))
-        ):
-            losses.append(self.step(samples, self.noisy(tokens, step), targets))
+        dataset = list(zip(self.tokens, self.targets, strict=True))
+        for step, batch in enumerate(self.batches(dataset)):
+            losses.append(self.step(*batch))
             if (step + 1) % point == 0:
                 result["loss"].append(statistics.mean(losses[-point:]))
                 result["sent"].append(self.counted())
                 stopped = time.monotonic()
                 result["seconds"].append(stopped - start)
-                result["validations"].append(self.validated(c.watched)[0])
+                result["validations"].append(self.validated(c.watched))
                 start += time.monotonic() - stopped
                 lc.reset_stats()
-        self.end()
+        if self.c.optimizer == "diloco":
+            self.optimizer.finish()
         result["elements"] = len(losses) * c.batch * CONTEXT * c.sizes.width  # of a boundary, in each direction
         result["caches"] = self.rows()
         result["parameters"] = sum(parameter.numel() for parameter in self.module.parameters())
         result["cache_bytes"] = self.cache.bytes if self.cache else 0
         first = (part[: c.validation].split(c.batch) for part in (self.tokens, self.targets))
-        result["samples"], _ = self.exactly(zip(*first, strict=True))
-        result["validation"], result["accuracy"] = self.validated(c.validation)
+        result["samples"] = self.exactly(zip(*first, strict=True))
+        result["validation"] = self.validated(c.validation)
         return result
 
-    def validated(self, count: int) -> tuple[float, float]:
-        """As exactly(), of so many samples that are not trained on."""
-        return self.exactly(tasks.validation(self.c.task, count, self.c.batch))
+    def validated(self, count: int) -> float:
+        """As exactly(), of so many windows that are not trained on, equal for all runs."""
+        batch = self.c.batch
+        return self.exactly(self.corpus.validation_batch(batch, CONTEXT, i) for i in range(count // batch))
 
     def batches(self, dataset: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Any, ...]]:
-        """The numbered batches of all epochs."""
+        """The numbered batches of this replica in all epochs; with shuffle="global" slots move between replicas."""
         c = self.c
-        return lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle)
-
-    def counted(self) -> dict[str, float]:
-        """What this rank has sent since the counters were cleared."""
-        return counted()
-
-    def end(self) -> None:
-        """Ends the training, before the weights are evaluated."""
+        options: dict[str, Any] = {"replica": self.replica, "replicas": c.replicas} if c.replicas > 1 else {}
+        if c.shuffle == "global" and self.cache:
+            options |= {"cache": self.cache, "group": self.among}
+        return lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle, **options)
 
     def step(self, samples: Tensor, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""
         losses: list[Tensor] = []
         numbers = {"samples": samples} if self.cache else {}
         lc.pipeline.step(self.schedule, tokens, target=targets, losses=losses, **numbers)
+        if self.among and self.c.optimizer == "adamw":
+            for parameter in self.module.parameters():
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group=self.among)
         self.optimizer.step()
+        self.optimizer.zero_grad()
         return torch.stack(losses).mean().item() if self.last else 0.0
 
-    def noisy(self, tokens: Tensor, step: int) -> Tensor:
-        """Tokens of which a share is replaced by random ones, others at each step; the same on every rank."""
-        if not self.c.noise:
-            return tokens
-        draw = torch.Generator().manual_seed(1_000_003 * self.c.seed + step)
-        others = torch.randint(model.VOCABULARY, tokens.shape, generator=draw)
-        return torch.where(torch.rand(tokens.shape, generator=draw) < self.c.noise, others, tokens)
+    def counted(self) -> dict[str, float]:
+        """What this rank has sent since the counters were cleared, and what its caches saw of activations sent as changes.
 
-    def exactly(self, batches: Any) -> tuple[float, float]:
-        """Mean loss of batches by exact messages, without the cache, and the share told right; known to the last stage."""
+        Returns:
+            Bytes, frames included, of `forward` and `backward` messages, of `announcements` of receives, of what goes between
+            `replicas` (of gloo's ops the values alone), and `other` ones: torch's inference of shapes, and comparisons of caches;
+            `exact`, those of all of them but announcements that are not coded. `mean_value` of |a| and `mean_change` of |a - m|.
+        """
+        found = dict.fromkeys((*KINDS, "exact"), 0.0)
+        for group, ops in lc.stats().items():
+            for op, figures in ops.items():
+                kind = next((way for way in ("forward", "backward") if op.startswith(f"send {way} boundary")), "other")
+                kind = "announcements" if op.startswith("recv ") else kind
+                kind = kind if group == self.stage_group else "replicas"
+                bytes_sent = (figures["wire_bytes"] or 0) + figures["inner_bytes"]
+                found[kind] += bytes_sent
+                if kind != "announcements" and figures["exact_calls"] == figures["calls"]:
+                    found["exact"] += bytes_sent
+                samples = figures["samples"] or {"mean_value": None}
+                if kind == "forward" and samples["mean_value"]:
+                    found |= {name: samples[name] for name in ("mean_value", "mean_change")}
+        return found
+
+    def exactly(self, batches: Any) -> float:
+        """Mean loss of batches by exact messages, without the cache; known to the last stage."""
         losses: list[Tensor] = []
-        right: list[Tensor] = []
         for tokens, targets in batches:
             of_batch: list[Tensor] = []  # torch empties the list at each call
-            logits = lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
+            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
             losses += of_batch
-            right += [(logits.argmax(-1) == targets).float().mean()] if self.last else []
-        return tuple(torch.stack(of).mean().item() if of else 0.0 for of in (losses, right))  # type: ignore[return-value]
+        return torch.stack(losses).mean().item() if losses else 0.0
 
     def rows(self) -> dict[str, list[list[int]]]:
         """What the cache has of each boundary of this rank, as Cache.rows()."""
@@ -204,43 +234,3 @@ class Run:
             return {}
         sides = {"received": (self.rank - 1, False), "sent": (self.rank, True)}
         return {name: self.cache.rows(boundary, sends).tolist() for name, (boundary, sends) in sides.items()}
-
-
-class Optimizer:
-    """AdamW on float32 weights; those of another type are rounded copies of them."""
-
-    def __init__(self, module: nn.Module, lr: float) -> None:
-        self.weights = list(module.parameters())
-        self.copies = [w if w.dtype == torch.float32 else w.detach().float() for w in self.weights]
-        self.inner = torch.optim.AdamW(self.copies, lr=lr, fused=True)
-
-    def step(self) -> None:
-        """Steps by the gradients of the module's weights, and clears them."""
-        for weight, wide in zip(self.weights, self.copies, strict=True):
-            if wide is not weight:
-                wide.grad = None if weight.grad is None else weight.grad.float()
-        self.inner.step()
-        with torch.no_grad():
-            for weight, wide in zip(self.weights, self.copies, strict=True):
-                weight.grad = None
-                if wide is not weight:
-                    weight.copy_(wide)
-
-
-def counted() -> dict[str, float]:
-    """What this rank has sent in messages, by kind; a cache's mean sizes where activations travelled as changes.
-
-    Returns:
-        Bytes, frames included, of `forward` and `backward` messages, of `announcements` of receives, and of `other` ones: torch's
-        inference of shapes, and comparisons of caches. `mean_value` of |a| and `mean_change` of |a - m|.
-    """
-    found = dict.fromkeys(("forward", "backward", "announcements", "other"), 0.0)
-    (ops,) = lc.stats().values()
-    for op, figures in ops.items():
-        kind = next((way for way in ("forward", "backward") if op.startswith(f"send {way} boundary")), "other")
-        kind = "announcements" if op.startswith("recv ") else kind
-        found[kind] += figures["wire_bytes"] or 0
-        samples = figures["samples"] or {"mean_value": None}
-        if kind == "forward" and samples["mean_value"]:
-            found |= {name: samples[name] for name in ("mean_value", "mean_change")}
-    return found

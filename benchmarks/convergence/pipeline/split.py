@@ -11,6 +11,7 @@ import split_learning
 import torch
 import torch.distributed as dist
 from report import Gate
+from tables import Columns
 
 from convergence import flattery
 from convergence.pipeline.gates import spread
@@ -35,31 +36,24 @@ def run(rank: int, init_method: str, *, options: list[str]) -> list[dict[str, An
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
-    Args:
-        quick: Few images, clients and rounds.
-        seeds: Of images, clients and first weights.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
-
-    Raises:
-        RuntimeError: There are no images; one sentence.
+    `quick`: few images, clients and rounds. `seeds`: of images, clients and first weights. Raises RuntimeError: There
+    are no images; one sentence.
     """
     if not split_learning.images.DEBIAN.exists():
         raise RuntimeError("expected Debian's package dataset-fashion-mnist to be installed")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
-    print(f"# {'run':<12}{'seed':>4}{'training':>10}{'test loss':>11}{'accuracy':>10}{'MB sent':>9}{'seconds':>9}")
+    columns = Columns(
+        "run 12 | seed 5 | training 10.4f | test loss 11.4f | accuracy 10.4f | MB sent 9.1f | seconds 9.1f"
+    )
+    print(columns.heading())
     for seed in range(seeds):
         options = [*(QUICK if quick else []), "--seed", str(seed)]
         clients, _ = launch.run(run, ranks=2, deadline_s=DEADLINE_S, options=options)
         for name, found in zip(NAMES, clients, strict=True):
             one = curve(name, seed, found)
             runs[name].append(one)
-            print(
-                f"  {name:<12}{seed:>4}{one['training']:>10.4f}{one['validation']:>11.4f}{one['accuracy']:>10.4f}"
-                f"{one['sent'] / 1e6:>9.1f}{one['seconds'][-1]:>9.1f}",
-                flush=True,
-            )
+            cells = [one[of] for of in ("training", "validation", "accuracy")]
+            print(columns.row(name, seed, *cells, one["sent"] / 1e6, one["seconds"][-1]), flush=True)
     print(f"# {'mean of seeds':<12}{'training':>18}{'test loss':>18}{'accuracy':>18}{'fewer bytes':>13}")
     for name, of_name in runs.items():
         cells = "".join(f"{spread([one[of] for one in of_name]):>18}" for of in ("training", "validation", "accuracy"))

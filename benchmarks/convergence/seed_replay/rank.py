@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import torch_lowcomm as lc
-from convergence.seed_replay import adapters, task
+from convergence.seed_replay import task
 
 POINTS = 20  # of a curve
 
@@ -32,7 +32,6 @@ class Configuration:
         eps: How far forward evaluations are from the weights.
         options: Of lc.SeedReplay.
         tune: Train the last layer of a network that was trained where the clusters lay before.
-        lora: With `tune`: train adapters of this rank on both layers in place of the last layer.
         objective: `loss`, or `mistakes`, which has no gradient.
     """
 
@@ -41,7 +40,6 @@ class Configuration:
     eps: float = 1e-3
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tune: bool = False
-    lora: int = 0
     objective: str = "loss"
     iterations: int = 400
     samples: int = 4  # a machine and iteration
@@ -54,8 +52,6 @@ class Configuration:
         if not self.tune:
             return task.network(self.seed)
         model = task.pretrained(self.seed)
-        if self.lora:
-            return adapters.adapt(model, self.lora, seed=self.seed)
         model[0].requires_grad_(False)
         return model
 
@@ -76,51 +72,31 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
     return runs
 
 
-class Curve:
-    """Measurements of a run as it goes on, at about POINTS iterations.
-
-    Attributes:
-        points: Lists: `iteration`; `loss`, on 4096 points that are not trained on; `bytes` sent by this machine so far;
-            `seconds`; `checksum` of what machines agree on.
-    """
-
-    def __init__(
-        self, configuration: Configuration, model: nn.Module, clusters: task.Clusters, checksum: Callable[[], int]
-    ) -> None:
-        self.points: dict[str, list[Any]] = {key: [] for key in ("iteration", "loss", "bytes", "seconds", "checksum")}
-        self._c, self._model, self._checksum = configuration, model, checksum
-        self._validation = clusters.points(4096, "validation", configuration.seed)
-        self._start = time.monotonic()
-
-    def measure(self, iteration: int, sent: int) -> None:
-        """Before that iteration, or after the last."""
-        if iteration % max(1, self._c.iterations // POINTS) and iteration != self._c.iterations:
-            return
-        with torch.no_grad():
-            loss = task.loss(self._model, self._validation).item()
-        seconds = time.monotonic() - self._start
-        for key, value in zip(self.points, (iteration, loss, sent, seconds, self._checksum()), strict=True):
-            self.points[key].append(value)
-
-
 def _run(rank: int, c: Configuration) -> dict[str, Any]:
     """One run.
 
     Returns:
-        Curve's points; `payload`, the bytes of gradients received from others in all (of `replay`); `gradients` that all
-        machines evaluated, forward or backward.
+        Lists, of about POINTS iterations: `iteration`; `loss`, on 4096 points that are not trained on; `bytes` sent by this
+        machine so far; `seconds`; `checksum` of what machines agree on. `payload`, the bytes of gradients received from others in
+        all (of `replay`); `gradients` that all machines evaluated, forward or backward.
     """
     model, clusters = c.model(), c.clusters()
     step, counted = _STEPS[c.method](rank, c, model, clusters)
-    curve, before = Curve(c, model, clusters, lambda: counted()["checksum"]), counted()["bytes"]
-    for iteration in range(c.iterations):
-        curve.measure(iteration, counted()["bytes"] - before)
-        step(iteration)
-    curve.measure(c.iterations, counted()["bytes"] - before)
-    return curve.points | {
-        "payload": counted().get("payload", 0),
-        "gradients": c.iterations * c.samples * c.machines,
-    }
+    points: dict[str, list[Any]] = {key: [] for key in ("iteration", "loss", "bytes", "seconds", "checksum")}
+    validation = clusters.points(4096, "validation", c.seed)
+    start, before = time.monotonic(), counted()["bytes"]
+    for iteration in range(c.iterations + 1):
+        if iteration % max(1, c.iterations // POINTS) == 0 or iteration == c.iterations:
+            with torch.no_grad():
+                loss = task.loss(model, validation).item()
+            now = counted()
+            measured = iteration, loss, now["bytes"] - before, time.monotonic() - start, now["checksum"]
+            for key, value in zip(points, measured, strict=True):
+                points[key].append(value)
+        if iteration < c.iterations:
+            step(iteration)
+    gradients = c.iterations * c.samples * c.machines
+    return points | {"payload": counted().get("payload", 0), "gradients": gradients}
 
 
 Step = Callable[[int], None]

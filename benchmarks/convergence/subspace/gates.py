@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import paired
 from report import Gate
+from tables import Columns
 
 from convergence import flattery
 from convergence.subspace.presets import BY_SECONDS, FREE_BLOCKS
@@ -49,24 +51,23 @@ def loss(run: Mapping[str, Any], how: str) -> float:
     return statistics.mean(run["loss"][-LAST:]) if how == LOSSES[0] else run["validation"]
 
 
-def ratios(runs: Runs, how: str, name: str, other: str) -> list[float]:
-    """By seed."""
-    return [loss(a, how) / loss(b, how) for a, b in zip(runs[name], runs[other], strict=False)]
+def ratio(runs: Runs, how: str, name: str, other: str) -> paired.Ratio:
+    """Over paired seeds."""
+    return paired.ratio(lambda run: loss(run, how), runs[name], runs[other])
 
 
 def ratio_gate(runs: Runs, how: str, name: str, other: str, op: str, bound: float) -> Gate:
     """Prints the seeds' ratios."""
-    by_seed = ratios(runs, how, name, other)
-    print(f"# {how}, {name} / {other}: {', '.join(f'{ratio:.4f}' for ratio in by_seed)}")
-    return Gate(f"{how}, {name} / {other}", statistics.mean(by_seed), op, bound)
+    found = ratio(runs, how, name, other).show(f"{how}, {name} / {other}")
+    return Gate(f"{how}, {name} / {other}", found.mean, op, bound)
 
 
 def print_ratios(runs: Runs) -> None:
     """Prints a line for each run: its losses over the free decoder's, means over paired seeds."""
     if "free" not in runs:
         return
-    print(f"# {'loss / free':<31}{'training':>10}{'validation':>12}")
+    columns = Columns("loss / free 31 | training 10.4f | validation 12.4f")
+    print(columns.heading())
     for name in runs:
         if name != "free" and name not in {**FREE_BLOCKS, **BY_SECONDS}:  # those are of another width or length
-            training, validation = (statistics.mean(ratios(runs, how, name, "free")) for how in LOSSES)
-            print(f"#   {name:<29}{training:>10.4f}{validation:>12.4f}")
+            print("#" + columns.row(name, *(ratio(runs, how, name, "free").mean for how in LOSSES)))

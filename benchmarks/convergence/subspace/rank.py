@@ -37,7 +37,6 @@ class Configuration:
         anchor: As `lc.subspace.Projection`.
         validation: Windows.
         watched: Of them those that are evaluated at each point; 0: none.
-        rank_every: Steps from one look at the stable rank of the `down` projections to the next; 0: at the end alone.
     """
 
     kind: str
@@ -58,7 +57,6 @@ class Configuration:
     lr: float = 1e-3
     validation: int = 256
     watched: int = 0
-    rank_every: int = 0
     seed: int = 0
 
 
@@ -66,10 +64,9 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
     """Does one run after another; all have as many stages.
 
     Returns:
-        Of each run: `sent`, bytes of messages, frames included, by point of the curve; `stable_rank` of the `down` projections
-        and of the `activations` behind the stage's last block at the end; `down_ranks`, the former from the first weights on,
-        every `rank_every` steps; `seconds` by point. On the last rank also `loss`, the mean training loss (nats a byte) by
-        point, and of text that is not trained on `validation`, and `validations` by point.
+        Of each run: `sent`, bytes of messages, frames included, and `seconds`, by point of the curve. On the last rank also
+        `loss`, the mean training loss (nats a byte) by point, and of text that is not trained on `validation`, and `validations`
+        by point.
     """
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=configurations[0].stages)
     runs = [Run(c, rank).result() for c in configurations]
@@ -103,12 +100,10 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
         c = self.c
-        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "down_ranks": [], "validations": []}
+        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "validations": []}
         lc.reset_stats()
         start, losses = time.monotonic(), []
         for step in range(c.steps):
-            if c.rank_every and step % c.rank_every == 0:
-                result["down_ranks"].append(self.down_ranks())
             losses.append(self.step(*self.corpus.batch(c.batch, CONTEXT, seed=c.seed, step=step, rank=0)))
             if (step + 1) % POINT == 0:
                 result["loss"].append(sum(losses) / len(losses))
@@ -119,25 +114,8 @@ class Run:
                     result["validations"].append(self.validation(c.watched))
                 lc.reset_stats()
                 start += time.monotonic() - stopped
-        outputs: list[Tensor] = []
-
-        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
-            if self.stage.in_micro_batch:
-                outputs.append(output.flatten(0, 1))
-
-        handle = self.module.subspace_parts.blocks_of(self.module)[-1][1].register_forward_hook(keep)
         result["validation"] = self.validation(c.validation)
-        handle.remove()
-        result["stable_rank"] = {
-            "down": self.down_ranks(),
-            "activations": stable_rank(torch.cat(outputs[: c.micro_batches])),
-        }
         return result
-
-    def down_ranks(self) -> list[float]:
-        """Stable ranks of the stage's `down` projections by block, free blocks of a constrained decoder left out."""
-        projections = self.module.subspace_parts.projections(self.module)
-        return [stable_rank(m.weight.detach()) for _, role, m in projections if role == "feed_forward_down"]
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""
@@ -183,8 +161,3 @@ def sent() -> float:
             if op.startswith(("send forward", "send backward"))
         )
     )
-
-
-def stable_rank(matrix: Tensor) -> float:
-    """‖A‖²_F / ‖A‖²₂ of a matrix, the paper's figure 2."""
-    return float(matrix.square().sum() / torch.linalg.matrix_norm(matrix, 2).square())

@@ -16,6 +16,7 @@ from pipelines import bound
 from subspace import stage_seconds
 from subspace.target_steps import loss_at
 from subspace.wan import StageSeconds
+from tables import Columns
 
 from convergence.subspace.presets import BY_SECONDS
 
@@ -77,16 +78,15 @@ def compared(content: Mapping[str, Any], seconds: Mapping[str, Mapping[str, floa
         curves = {name: [c for c in content["curves"] if c["name"] == name] for name in by_name}
         end = min(step_s * curves[name][0]["step"][-1] for name, step_s in by_name.items())
         times = [share * end for share in SHARES]
-        heads = "".join(f"{f'{at:.1f} s':>10}" for at in times)
-        print(f"# {link}: validation loss after as many seconds")
-        print(f"# {'run':<30}{'bytes a token':>14}{'s a step':>10}{heads}")
+        at_times = " | ".join(f"{at:.1f} s 10.4f" for at in times)
+        columns = Columns(f"run 30 | bytes a token 14.1f | s a step 10.4f | {at_times}")
+        print(f"# {link}: validation loss after as many seconds\n{columns.heading()}")
         found = {}
         for name, step_s in by_name.items():
             mean = [statistics.mean(of) for of in zip(*(c["validations"] for c in curves[name]), strict=True)]
             losses = [loss_at(curves[name][0]["step"], mean, at / step_s) for at in times]
             found[name] = losses
-            cells = "".join(f"{'-' if loss is None else f'{loss:.4f}':>10}" for loss in losses)
-            print(f"  {name:<30}{curves[name][0]['token_bytes']:>14.1f}{step_s:>10.4f}{cells}")
+            print(columns.row(name, curves[name][0]["token_bytes"], step_s, *losses))
             rows.append({"name": name, "link": link, "step_s": step_s, "seconds": times, "losses": losses})
         for i, at in enumerate(times):
             reached = {name: losses[i] for name, losses in found.items() if losses[i] is not None}

@@ -6,12 +6,12 @@ The runs are those of presets.py. Stages are real processes over loopback; some 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import launch
 from report import Gate
+from tables import Columns
 
 from convergence.subspace import gates as subspace_gates
 from convergence.subspace import rank as subspace_rank
@@ -22,25 +22,19 @@ TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps togethe
 ONE_SEED = ("variants", "ratios")  # parts
 ALONE = ("ratios",)  # parts that run by `--only` alone, each with a record of its own
 RUN_S = 1200  # deadline of one run
+COLUMNS = Columns(
+    "run (losses: nats a byte) 29 | seed 5 | training 10.4f | validation 12.4f | bytes a token 15.1f | "
+    "times fewer 13.1f | seconds 9.1f"
+)
 PARTS = {"claims": CLAIMS, "variants": VARIANTS, "free_blocks": FREE_BLOCKS, "ratios": BY_SECONDS}
 
 
 def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
     """Runs all PARTS but ALONE, or `only` one of them; prints a row a run.
 
-    Args:
-        quick: A smaller decoder, fewer steps and runs.
-        seeds: Of the runs that gates compare; the others have one.
-        only: A part.
-
-    Returns:
-        `configurations` and `curves` for the JSON, and the gates.
+    `quick`: a smaller decoder, fewer steps and runs. `seeds`: of the runs that gates compare; the others have one.
     """
-    print(f"# {'':<33}{'loss (nats a byte)':^20}{'bytes a token':>15}{'fewer bytes':>13}{'stable rank':^18}")
-    print(
-        f"# {'run':<29}{'seed':>4}{'training':>10}{'validation':>10}{'each way':>15}{'times':>13}{'down':>8}{'stream':>10}"
-        f"{'seconds':>9}"
-    )
+    print(COLUMNS.heading())
     runs: dict[str, list[dict[str, Any]]] = {}
     for part, presets in PARTS.items():
         if part != only and (only or part in ALONE or (quick and part != "claims")):
@@ -51,7 +45,14 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
             names = list(chosen)
             for some in (names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)):
                 for name, run in zip(some, train([chosen[name] for name in some], seed), strict=True):
-                    print(row(name, run), flush=True)
+                    ends = (
+                        run["loss"][-1],
+                        run["validation"],
+                        run["token_bytes"],
+                        run["fewer_bytes"],
+                        run["seconds"][-1],
+                    )
+                    print(COLUMNS.row(name, seed, *ends), flush=True)
                     runs.setdefault(name, []).append({"name": name, **run})
     return {
         "configurations": {name: dataclasses.asdict(of_name[0]["configuration"]) for name, of_name in runs.items()},
@@ -85,23 +86,8 @@ def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
         "bytes": sent,
         "token_bytes": token_bytes,
         "fewer_bytes": 4 * c.width / token_bytes,
-        "down_rank": statistics.mean(value for rank in ranks for value in rank["stable_rank"]["down"]),
-        "down_ranks": [
-            statistics.mean(value for of_stage in of_look for value in of_stage)
-            for of_look in zip(*(rank["down_ranks"] for rank in ranks), strict=True)
-        ],
-        "stream_rank": statistics.mean(rank["stable_rank"]["activations"] for rank in ranks[:-1]),
         **{name: last[name] for name in ("loss", "validation", "validations", "seconds")},
     }
-
-
-def row(name: str, run: dict[str, Any]) -> str:
-    """The row of a run."""
-    c = run["configuration"]
-    return (
-        f"  {name:<29}{c.seed:>4}{run['loss'][-1]:>10.4f}{run['validation']:>10.4f}{run['token_bytes']:>15.1f}"
-        f"{run['fewer_bytes']:>13.1f}{run['down_rank']:>8.1f}{run['stream_rank']:>10.1f}{run['seconds'][-1]:>9.1f}"
-    )
 
 
 def curve(run: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import Any
 from linklab import Lab
 from linklab.tools import nft
 
+from faults.stage import Notes
 from faults.tcp import crowd, outsiders
 from faults.tcp.cases import FAILS, Case
-from faults.tcp.stage import Notes
 
 _UNDER_WAY = 100_000  # bytes over the faulty rank's link, since all were ready: an op is in the middle
 _MOVED = 100  # added to the last number of an address

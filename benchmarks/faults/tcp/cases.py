@@ -218,9 +218,29 @@ class Case:
         """Ranks of the group that is made afterwards."""
         return self.size - 1 if self.fault in ("kill -9", "started again") else self.size
 
-    def must_fail(self, rank: int) -> bool:
-        """Whether a rank's op must raise."""
-        return self.of.outcome == FAILS
+    @property
+    def compressed(self) -> bool:
+        """Whether codecs are in force."""
+        return self.kind == "coded"
+
+    @property
+    def op_kind(self) -> str:
+        """As faults.ops.Caller has it."""
+        return "compressed" if self.compressed else "exact"
+
+    @property
+    def needs_lab(self) -> bool:
+        """All do."""
+        return True
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other row may run beside it."""
+        return self.of.alone
+
+    def impossible(self) -> str:
+        """Why there is no such row; "": there is one."""
+        return ""
 
 
 def matrix() -> Iterator[Case]:

@@ -1,93 +1,53 @@
-"""Every fault of groups over transport="tcp", plain and with a secret.
-
-    python benchmarks tcp_faults [--quick] [--only ROW…] [--jobs N] [--json FILE [--resume]]        # as root
-
-Rows are fault,when,kind,secret,ranks. benchmarks/results/tcp_faults.md has the definitions.
-"""
+"""The program `tcp_faults`: every fault of groups over transport="tcp", plain and with a secret."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-from collections.abc import Iterator, Sequence
-
-import report
-from linklab.cli import EXIT_UNAVAILABLE
-from linklab.errors import LabUnavailable
-from linklab.tools import check
+from collections.abc import Sequence
 
 from faults import rows
-from faults.tcp import table
-from faults.tcp.cases import Case, matrix, quick
-from faults.tcp.run import Row, Runner
+from faults.rows import Row
+from faults.tcp.cases import FAULTS, SECRETS, SIZES, Case, matrix, quick
+from faults.tcp.run import Runner
 
-_COLUMNS = "fault,when,kind,secret,ranks"
-
-
-def parser() -> argparse.ArgumentParser:
-    """Of the one command."""
-    top = argparse.ArgumentParser(
-        prog="tcp_faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    top.add_argument("--quick", action="store_true", help="a row of each fault")
-    rows.add_options(top, f"rows by {_COLUMNS} with wildcards: 'kill*,*,coded,*,4'")
-    return top
+COLUMNS = "fault,when,kind,secret,ranks"
+_GROUPS = [(secret, size) for secret in SECRETS for size in SIZES]
 
 
 def chosen(patterns: Sequence[str], among: Sequence[Case]) -> list[Case]:
     """Rows that match one of the patterns, in their order. ValueError when a pattern matches none."""
-    return rows.chosen(patterns, among, _COLUMNS)
+    return rows.chosen(patterns, among, COLUMNS)
 
 
-def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
-    """Rows as they are done, but for those that are run alone, at the end. RuntimeError when a process fails."""
-    yield from rows.run(Runner, [case for case in cases if not case.of.alone], jobs)
-    yield from rows.run(Runner, [case for case in cases if case.of.alone], 1)
+def _cell(found: Sequence[Row]) -> str:
+    """How many hold of those that were run."""
+    ran = [row for row in found if row.verdict != "n/a"]
+    if not ran:
+        return "n/a" if found else "-"
+    return f"{sum(row.verdict == 'PASS' for row in ran)}/{len(ran)}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs rows; 1 when one fails, 2 for wrong arguments, 77 where no lab can be made."""
-    top = parser()
-    args = top.parse_args(argv)
-    try:
-        cases = chosen(args.only, list(quick() if args.quick else matrix()))
-        rows.check_options(args)
-    except ValueError as error:
-        top.error(str(error))
-    if args.list:
-        print("\n".join(case.name for case in cases))
-        return 0
-    all_of = list(quick() if args.quick else matrix())
-    print(
-        report.heading("tcp_faults", rows=f"{len(cases)} of {len(all_of)}", jobs=args.jobs, quick=args.quick),
-        flush=True,
-    )
-    done: dict[Case, Row] = {}
-    if args.resume and args.json.exists():
-        earlier = map(Row.from_json, json.loads(args.json.read_text())["rows"])
-        done = {row.case: row for row in earlier if row.verdict == "PASS"}
-        cases = [case for case in cases if case not in done]
-    start = time.monotonic()
+def _most(found: Sequence[Row]) -> str:
+    """The longest that an op waited beyond the fault, or the latest error; next to strangers, ops relative to those without."""
+    pauses, lates = ([row.seen[key] for row in found if key in row.seen] for key in ("pause_s", "late_s"))
+    text = f"pause {max(0.0, *pauses):.2f} s" if pauses else f"error after {max(lates):.2f} s" if lates else "-"
+    if crowds := [row.seen for row in found if "slower" in row.seen]:
+        median, most = (max(one[key] for one in crowds) for key in ("slower", "worst"))
+        text += f", {median:.3f} and {most:.2f} times"
+    return text
 
-    def found() -> list[Row]:
-        return [done[case] for case in all_of if case in done]
 
-    def content() -> dict[str, object]:
-        return {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in found()]}
+def table(found: Sequence[Row]) -> str:
+    """A fault a row; how many rows (when and kind) hold in a group of each kind and size, and the worst that was seen."""
+    heads = "".join(f"{f'{secret}, {size}':>11}" for secret, size in _GROUPS)
+    lines = [f"# {'fault':<28}{'must':<9}{heads}  the most"]
+    for fault in FAULTS:
+        if mine := [row for row in found if row.case.fault == fault.name]:
+            of = [[row for row in mine if (row.case.secret, row.case.size) == group] for group in _GROUPS]
+            cells = "".join(f"{_cell(some):>11}" for some in of)
+            lines.append(f"  {fault.name:<28}{fault.outcome:<9}{cells}  {_most(mine)}")
+    return "\n".join([*lines, *(f"# FAIL  {row.case.name}" for row in found if row.verdict == "FAIL")])
 
-    try:
-        check()
-        for row in run(cases, args.jobs):
-            done[row.case] = row
-            print(table.line(row), file=sys.stderr, flush=True)
-            if args.json and len(done) % 20 == 0:
-                report.write_json(args.json, content(), rows.gates(found()))
-    except LabUnavailable as error:
-        print(f"tcp_faults: {error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except KeyboardInterrupt:
-        print("# interrupted", file=sys.stderr)
-    print(table.table(found()))
-    return report.finish(rows.gates(found()), args.json, content())
+
+def main() -> int:
+    """Runs it."""
+    return rows.main("tcp_faults", COLUMNS, Runner, table, matrix=matrix, quick=quick)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from linklab.tools import ip
 
-from faults.tcp.stage import PORT, enter, inside
+from faults.stage import PORT, enter, inside
 
 _ADDRESSES = [f"10.78.0.{i}" for i in range(1, 41)]  # a crowd's, on the host's loopback
 _OPEN = 150  # connections that a crowd holds at a time

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults.tcp.stage import PORT, Notes
+from faults.stage import PORT, Notes
 
 _LOW = 64  # file descriptors
 _AF_UNSPEC = struct.pack("H14x", 0)

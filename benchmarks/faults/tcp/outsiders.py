@@ -12,7 +12,8 @@ from types import TracebackType
 
 from linklab import Lab
 
-from faults.tcp.stage import PORT, enter, inside
+from faults.stage import PORT, enter, inside
+from faults.tap import crc32c
 
 _ALL = 0x0003  # ETH_P_ALL: what leaves, too
 _KEPT = 16 << 10  # bytes of the beginning of a flow
@@ -81,16 +82,6 @@ class Ears:
         """Returns the first words of any dial: of a hello, or of a handshake."""
         words = next(bytes(said) for flow, said in self._flows.items() if flow[3] == PORT and said)
         return words[:60]
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli)."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def hello(group: bytes, source: int, sink: int, channel: int, incarnation: int) -> bytes:

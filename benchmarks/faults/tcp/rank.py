@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from faults.ops import Caller, options, same_bits
+from faults.stage import PORT, RELAY_PORT, Notes, enter
 from faults.tcp import orders
 from faults.tcp.cases import FAILS, KEPT_OUT, Case
-from faults.tcp.stage import PORT, RELAY_PORT, Notes, enter
 
 Rank = Any  # ranks.Rank, of the tests
 
-POLICY = "all_reduce=sym4; all_gather=minmax8; reduce_scatter=sym8; p2p=sym4"
-# Of a tensor: an op takes some hundredths of a second at the lab's rate.
-ELEMENTS = {"exact": 48_000, "coded": 240_000}
+# Of a tensor of all ranks: an op takes some hundredths of a second at the lab's rate.
+ELEMENTS = {"exact": 48_000, "compressed": 240_000}
 _UNDISTURBED, _AFTERWARDS = 3, 2  # turns of all ops
 _MOST_S = 60.0
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "send/recv")
@@ -56,62 +56,25 @@ class Facts:
 
 
 class Turns:
-    """Ops in turn on seeded data, each with the bits of its first result."""
+    """Ops in turn on data that every rank can compute, each with the bits of its first result."""
 
     def __init__(self, kind: str, rank: int, size: int, facts: Facts) -> None:
-        draws = [torch.Generator().manual_seed(r) for r in range(size)]
-        n = ELEMENTS[kind] // size * size
-        every = [torch.randn(n, generator=d) for d in draws]
-        if kind == "exact":
-            every = [(100 * x).round() for x in every]  # sums are whole numbers, right in any order
-        self._mine, self._rank, self._size, self._facts = every[rank], rank, size, facts
-        total = torch.stack(every).sum(0)
-        part = n // size
-        self._exact = {
-            "all_reduce": total,
-            "all_gather": torch.cat([x[:part] for x in every]),
-            "reduce_scatter": total[rank * part : (rank + 1) * part],
-            "send/recv": every[rank - 1],
-        }
-        self._bound = 0.0 if kind == "exact" else 0.3
-        self._first: dict[str, torch.Tensor] = {}
+        self._caller = Caller(kind, rank, size, ELEMENTS[kind] // size)
+        self._facts = facts
+        self._first: dict[str, list[torch.Tensor]] = {}
 
     def turn(self) -> None:
         """Every op once."""
-        for op in OPS if self._size > 1 else OPS[:-1]:
+        for op in OPS if self._caller.size > 1 else OPS[:-1]:
             self._facts.called = time.monotonic()
-            result = getattr(self, "_" + op.replace("/", "_"))()
+            issued = self._caller.issue(op, "turn")
+            issued.wait()
             self._facts.ops.append((op, self._facts.called, time.monotonic() - self._facts.called))
             if op not in self._first:
-                self._first[op] = result
-                off = float((result - self._exact[op]).norm()) / float(self._exact[op].norm())
-                if off > self._bound:
-                    raise AssertionError(f"{op}, undisturbed: expected an error of {self._bound} at most, got {off}")
-            self._facts.wrong += not torch.equal(result, self._first[op])
-
-    def _all_reduce(self) -> torch.Tensor:
-        whole = self._mine.clone()
-        dist.all_reduce(whole)
-        return whole
-
-    def _all_gather(self) -> torch.Tensor:
-        mine = self._mine[: self._mine.numel() // self._size]
-        whole = torch.empty_like(self._mine)
-        dist.all_gather_into_tensor(whole, mine)
-        return whole
-
-    def _reduce_scatter(self) -> torch.Tensor:
-        part = torch.empty(self._mine.numel() // self._size)
-        dist.reduce_scatter_tensor(part, self._mine)
-        return part
-
-    def _send_recv(self) -> torch.Tensor:
-        other = torch.empty_like(self._mine)
-        right, left = (self._rank + 1) % self._size, (self._rank - 1) % self._size
-        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, other, left), dist.P2POp(dist.isend, self._mine, right)])
-        for work in works:
-            work.wait()
-        return other
+                self._first[op] = issued.outputs
+                if not self._caller.right(op, "turn", issued.outputs):
+                    raise AssertionError(f"{op}, undisturbed: expected what exact arithmetic gives or near it")
+            self._facts.wrong += not same_bits(issued.outputs, self._first[op])
 
 
 def _environment(case: Case, rank: int, secret: str, relay: str) -> None:
@@ -128,10 +91,7 @@ def _environment(case: Case, rank: int, secret: str, relay: str) -> None:
 
 
 def _init(r: Rank, case: Case, deadline_s: float) -> None:
-    import torch_lowcomm as lc
-
-    policy = POLICY if case.kind == "coded" else ""
-    r.init("lowcomm", timeout_s=deadline_s, pg_options=lc.Options(policy=policy, min_bytes=0, chunk_bytes=65536))
+    r.init("lowcomm", timeout_s=deadline_s, pg_options=options(case.compressed))
 
 
 def play(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay: str) -> dict[str, Any]:
@@ -166,7 +126,7 @@ def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
         is_kept_out = case.of.outcome == KEPT_OUT
         _init(r, case, case.of.deadline_s if is_kept_out else _MOST_S)
         facts.making_s = time.monotonic() - facts.called
-        turns = Turns(case.kind, r.rank, case.size, facts)
+        turns = Turns(case.op_kind, r.rank, case.size, facts)
         for _ in range(_UNDISTURBED):
             turns.turn()
     except RuntimeError as error:
@@ -237,7 +197,7 @@ def _go_on(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     began = time.monotonic()
     _init(again, case, 60.0)
     facts.again_s = time.monotonic() - began
-    Turns(case.kind, r.rank, case.survivors, Facts()).turn()
+    Turns(case.op_kind, r.rank, case.survivors, Facts()).turn()
     dist.barrier()
     dist.destroy_process_group()
     facts.went_on = True

@@ -1,103 +1,51 @@
-"""A row in real processes on hosts of a lab, which are kept for the next row."""
+"""A row over TCP in real processes on hosts of a lab, which are kept for the next row."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import tempfile
 import threading
-import time
 import traceback
 from typing import Any
 
 import ranks
-from linklab import Lab, LabError, LabUnavailable
+from linklab import LabError, LabUnavailable
 
-from faults.rows import cause
+from faults import rows
+from faults.rows import Row
+from faults.stage import Notes
 from faults.tcp.acts import Act, direct, new_secrets
 from faults.tcp.cases import KEPT_OUT, Case
 from faults.tcp.judge import judge
 from faults.tcp.outsiders import Ears
 from faults.tcp.rank import play
-from faults.tcp.stage import Notes
+
+__all__ = ["Row", "Runner"]
 
 RATE = "40mbit"
 _ROW_DEADLINE_S = 120.0
 
 
-@dataclasses.dataclass
-class Row:
-    """A case and what came of it: PASS, FAIL or n/a, why, and numbers."""
-
-    case: Case
-    verdict: str
-    reasons: list[str] = dataclasses.field(default_factory=list)
-    seen: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """One flat object."""
-        seen = {key: value for key, value in self.seen.items() if key not in ("struck", "over")}
-        return {
-            **dataclasses.asdict(self.case),
-            "verdict": self.verdict,
-            "reasons": self.reasons,
-            **seen,
-            "seconds": self.seconds,
-        }
-
-    @staticmethod
-    def from_json(row: dict[str, Any]) -> Row:
-        """Reads the value that `to_json` returned."""
-        names = [field.name for field in dataclasses.fields(Case)]
-        left = {key: value for key, value in row.items() if key not in (*names, "verdict", "reasons", "seconds")}
-        return Row(Case(*(row[name] for name in names)), row["verdict"], row["reasons"], left, row["seconds"])
-
-
-class Runner:
-    """Runs rows one after another; keeps the labs it made. A context manager."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._labs: dict[tuple[int, tuple[int, ...]], Lab] = {}
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _lab(self, case: Case) -> Lab:
-        """A host a rank, and one for who is no rank."""
-        key = (case.size, case.behind_router)
-        if key not in self._labs:
-            lab = Lab(hosts=case.size + 1, rate=RATE, behind_router=case.behind_router)
-            self._labs[key] = self._stack.enter_context(lab)
-        return self._labs[key]
+class Runner(rows.Runner):
+    """Of groups over TCP."""
 
     def run(self, case: Case) -> Row:
-        """One row. LabUnavailable where there can be no lab at all."""
-        start = time.monotonic()
+        """See rows.Runner; a row is n/a where a lab needs a tool that is not there."""
         try:
-            lab = self._lab(case)
+            return super().run(case)
         except LabUnavailable as why:
             if case.of.tools:
                 return Row(case, "n/a", [str(why)])
             raise
-        reasons: list[str] = []
-        seen: dict[str, Any] = {}
-        try:
-            reasons, seen = self._play(case, lab)
-        except (ranks.RanksFailed, LabError) as error:
-            reasons = [cause(str(error)), str(error)[-4000:]]
-        finally:
-            lab.restore(case.faulty)
-            lab.move(case.faulty, lab.address(case.faulty))
-        return Row(case, "FAIL" if reasons else "PASS", reasons, seen, time.monotonic() - start)
 
-    def _play(self, case: Case, lab: Lab) -> tuple[list[str], dict[str, Any]]:
+    def play(self, case: Case) -> tuple[list[str], dict[str, Any]]:
+        """See rows.Runner. The lab has a host a rank, and one for who is no rank."""
+        key = case.size, case.behind_router
+        lab = self.lab(key, hosts=case.size + 1, rate=RATE, behind_router=case.behind_router)
         with contextlib.ExitStack() as stack:
+            stack.callback(lambda: lab.move(case.faulty, lab.address(case.faulty)))
+            stack.callback(lab.restore, case.faulty)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tcp-faults-"))
             notes = Notes(folder, tuple(lab.namespace(host) for host in range(lab.hosts)))
             act = Act(case, lab, notes)
@@ -131,9 +79,8 @@ def _direct(act: Act, wrong: list[str]) -> None:
         direct(act)
     except Exception as error:
         wrong.append(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-        act.notes.say("struck")
-        act.notes.say("over")
-        act.notes.say("mended")
+        for note in ("struck", "over", "mended"):
+            act.notes.say(note)
     finally:
         if act.ears:
             act.ears.close()

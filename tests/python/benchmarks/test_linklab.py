@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -134,11 +135,7 @@ def shaped(row):
 @pytest.mark.later
 def test_the_lab_is_what_it_says(lab):
     rows = validate.validate(lab, tries=2)
-    assert [(row.what, row.way) for row in rows] == [
-        ("goodput", "1 to 0"),
-        ("goodput", "0 to 1"),
-        ("exchange", "0 and 1"),
-    ]
+    assert [(row.what, row.way) for row in rows] == [("goodput", "1 to 0"), ("goodput", "0 to 1")]
     assert shaped(rows[0]) and shaped(rows[1]), validate.table(rows)
 
 
@@ -171,7 +168,6 @@ def test_lowcomm_is_right_and_counts_what_passes_the_interface(lab, tmp_path):
         now = lab.bytes(host)
         assert now.sent - before[host].sent >= counted[host]
         assert now.received - before[host].received >= counted[1 - host]
-        assert lab.queue_drops(host) == 0
 
 
 @pytest.mark.later
@@ -258,10 +254,12 @@ def test_a_host_behind_a_router_dials_and_is_not_dialled(may_make_labs):
 
 
 def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
-    with Lab(loss="2%") as lab:
-        rows = validate.validate(lab, only={"loss"})
-    assert [row.way for row in rows] == ["1 to 0", "0 to 1"]
-    assert all(row.holds and row.measured > 0 for row in rows), validate.table(rows)
+    with Lab(rate="10mbit", loss="2%") as lab:
+        validate.validate(lab, tries=1, only={"goodput"})
+        frames = lab._forwarder.counts()
+    share = frames["lost"] / (frames["lost"] + frames["forwarded"])
+    deviation = math.sqrt(0.02 * 0.98 / (frames["lost"] + frames["forwarded"]))
+    assert frames["lost"] > 0 and abs(share - 0.02) < 5 * deviation, frames
 
 
 # ---- the end ----
@@ -332,25 +330,26 @@ def test_an_error_inside_removes_the_lab(may_make_labs):
 
 
 def test_what_is_measured_is_judged():
-    """Rows of the standard set become gates; an op that is refused fails its own, and is no crash."""
-    from linklab import standard, targets
+    """Rows of the standard set become gates."""
+    from linklab import ops_on_links, standard, targets
 
     rank = {"op": "all_gather", "counted_bytes": 1 << 20, "needed_bytes": 1 << 20, "interface_bytes": [1 << 20] * 3}
-    rank |= {"relative_error": 0.0, "good": True, "crc": 7}
+    rank |= {"elements": 1 << 18, "relative_error": 0.0, "good": True, "crc": 7, "cpu_s": [0.5] * 3}
+    rank |= {"retransmitted": None, "congestion": None}
     rows = []
     for group, seconds in (("gloo fp32", 1.0), ("lowcomm exact", 0.5), ("lowcomm sym4", 0.1), ("raw exchange", 0.09)):
         rows.append(rank | {"group": group, "times": [(0.0, seconds), (5.0, 5 + seconds), (9.0, 9 + seconds)]})
     other = [row | {"times": [(a + 0.01, b + 0.01) for a, b in row["times"]]} for row in rows]
     other[2] = other[2] | {"crc": 8}
-    refused = {"op": "exchange", "group": "lowcomm sym4", "refused": "policy: not yet"}
-    chosen = standard.SETS["100mbit"]
-    joined = standard.joined("100mbit", chosen, [[*rows, refused], [*other, refused]])
-    assert [row.get("median_s") for row in joined] == pytest.approx([1.01, 0.51, 0.11, 0.1, None])
+    joined = ops_on_links.joined("100mbit", standard.SETS["100mbit"], [rows, other])
+    assert [row["median_s"] for row in joined] == pytest.approx([1.01, 0.51, 0.11, 0.1])
     assert joined[2]["times_gloo"] == pytest.approx(1.01 / 0.11)
     assert joined[2]["of_ideal"] == pytest.approx(link.ideal_s(1 << 20, 100e6) / 0.11)
-    assert [row.get("wrong") for row in joined] == [0, 0, 1, 0, None], "ranks that differ are found"
-    gates = {gate.name: gate.passed for gate in targets.gates(joined, [])}
-    assert gates["100mbit exchange lowcomm sym4: share of the ideal"] is False
+    assert joined[2]["of_raw"] == pytest.approx(0.1 / 0.11)
+    assert joined[2]["cpu_s_a_gb"] == pytest.approx(1 / (2 * (1 << 20) / 1e9))
+    assert [row["wrong"] for row in joined] == [0, 0, 1, 0], "ranks that differ are found"
+    gates = {gate.name: gate.passed for gate in targets.gates(joined)}
+    assert gates["100mbit all_gather lowcomm sym4: share of the ideal"] is False
     assert gates["100mbit all_gather lowcomm exact: times gloo"] is True
     assert gates["results that are not what they must be, all rows and ranks"] is False
-    assert "refused: policy: not yet" in standard.line(joined[4])
+    assert "lowcomm sym4" in ops_on_links.line(joined[2])

@@ -62,7 +62,7 @@ def test_every_row_of_tcp_is_there_once():
         (n, s, k) for n in (2, 4) for s in ("plain", "secret") for k in ("exact", "coded")
     }
     row = Row(rows[5], "PASS", [], {"pause_s": 0.5, "struck": 1.0}, 2.0)
-    assert Row.from_json(row.to_json()) == Row(rows[5], "PASS", [], {"pause_s": 0.5}, 2.0)
+    assert Row.from_json(row.to_json(), cases.Case) == Row(rows[5], "PASS", [], {"pause_s": 0.5}, 2.0)
 
 
 def _ops(*seconds):

@@ -1,4 +1,4 @@
-"""Where a row is played: hosts, an address book, and notes by which ranks and the lab's owner hear of each other."""
+"""Where a row is played: hosts of a lab, and notes by which ranks and the lab's owner hear of each other."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ class Notes:
     def said(self, name: str) -> bool:
         """Whether somebody has left it."""
         return (Path(self.folder) / name).exists()
+
+    def ask(self, what: str) -> None:
+        """Asks the lab's owner for something, and waits until it is done."""
+        self.say(what)
+        self.wait(f"{what}.done")
 
     def hear(self, name: str, within_s: float = PATIENCE_S) -> str:
         """Waits for a note and returns its text."""
