@@ -1,7 +1,5 @@
 #include "tensor/op_buffers.h"
 
-#include <utility>
-
 namespace lowcomm {
 namespace {
 
