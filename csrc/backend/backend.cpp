@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <climits>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 
 #include "backend/gloo_transport.h"
@@ -59,7 +57,7 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
 
 LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options,
                                InnerMakers make)
-    : c10d::Backend(rank, size), make_(std::move(make)), parts_(*this, std::move(options), store, make_) {
+    : BackendOps(rank, size, std::move(options), store, make), make_(std::move(make)) {
   Group& group = parts_.group;
   StoreRendezvous rendezvous(store);
   std::shared_ptr<tcp::Endpoint> endpoint;  // until the transport has it; what is wrong with it, peers are told

@@ -15,56 +15,19 @@
 
 namespace lowcomm {
 
-// A c10d backend over inner ones. all_gather and reduce_scatter on host tensors are its own exchange; all_reduce,
+// c10d's ops of a group. all_gather and reduce_scatter on host tensors are lowcomm's own exchange; all_reduce,
 // all_to_all, broadcast, gather and messages are where the policy names them. Own ops are encoded or exact, tensor by
-// tensor, and ranks that decide differently meet on one lane and hear of it. All else goes to the inner backend of the
-// tensor's device unchanged. The class is c10d's face of the group: an op's code is in the file named after the op
-// (overrides.cpp leads there), its objects in group_parts.h, the group's life in backend.cpp.
+// tensor, and ranks that decide differently meet on one lane and receive an error. All else goes to the inner backend
+// of the tensor's device unchanged. An op's code is in the file named after the op (overrides.cpp leads there), its
+// objects in group_parts.h.
 //
 // Threads: as any c10d backend, one caller at a time. Own collectives, and ops of gloo that ranks compare first, run on
 // the engine's worker, in order of issue; barrier and shutdown drain it first. Own messages are sent and posted by the
 // caller and finished by the thread that waits.
-class LowcommBackend : public c10d::Backend {
+class BackendOps : public c10d::Backend {
  public:
   using Options = lowcomm::Options;  // not the base's
 
-  // Collective over the group: ranks compare their options through the store, then connect. DistBackendError when ranks
-  // differ or do not show up, ValueError for this rank's options.
-  static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
-                                                   c10::intrusive_ptr<Options> options, InnerMakers make);
-  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, InnerMakers make);
-  ~LowcommBackend() override;
-
-  // Releases everything. c10 calls this when the last strong reference goes; the destructor, which does the same, runs
-  // only once no weak pointer (the registry's, a parent's) is left. Idempotent.
-  void release_resources() override { release(); }
-
-  // ---- identity and life (backend.cpp) ----
-  const std::string getBackendName() const override { return parts_.group.options->name; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return parts_.group.options; }
-  bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
-  bool supportsTimeEstimation() const override { return false; }
-  void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return parts_.group.sequence; }
-  void setGroupUid(const std::string& uid) override;
-  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
-                   const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
-  BackendPtr merge(const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank,
-                   const int& size) override;
-  void eagerConnectSingleDevice(at::Device device) override;
-  c10d::ErrorType getError() override;
-  std::shared_ptr<c10::Allocator> getMemAllocator() override;
-  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  bool supportsTensorAlloc(c10::DeviceIndex device) override;
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { parts_.inner.waitForAll(); }
-  void enableCollectivesTiming() override;
-  void abort() override;
-  void shutdown() override;
-
-  // ---- c10d's ops (overrides.cpp) ----
   void startCoalescing() override { parts_.blocks.begin(); }
   WorkPtr endCoalescing() override { return parts_.blocks.end(); }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -94,7 +57,7 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // ---- beyond c10d; collectives.h says how ----
+  // Beyond c10d; collectives.h says how.
   WorkPtr allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
                          std::shared_ptr<Residual> residual);
   WorkPtr allReduceLowRank(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
@@ -104,6 +67,54 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                               const c10d::ReduceOp& op, Counter counter);
 
+  GroupParts& parts() { return parts_; }
+  const Group& group() const { return parts_.group; }
+
+ protected:
+  BackendOps(int rank, int size, c10::intrusive_ptr<Options> options, StorePtr store, InnerMakers make)
+      : c10d::Backend(rank, size), parts_(*this, std::move(options), std::move(store), std::move(make)) {}
+
+  GroupParts parts_;
+  PointToPoint messages_{parts_};
+};
+
+// A c10d backend over inner ones: a group from its making to its end (backend.cpp), with the ops of BackendOps.
+class LowcommBackend : public BackendOps {
+ public:
+  // Collective over the group: ranks compare their options through the store, then connect. DistBackendError when ranks
+  // differ or do not show up, ValueError for this rank's options.
+  static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
+                                                   c10::intrusive_ptr<Options> options, InnerMakers make);
+  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, InnerMakers make);
+  ~LowcommBackend() override;
+
+  // Releases everything. c10 calls this when the last strong reference goes; the destructor, which does the same, runs
+  // only once no weak pointer (the registry's, a parent's) is left. Idempotent.
+  void release_resources() override { release(); }
+
+  const std::string getBackendName() const override { return parts_.group.options->name; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return parts_.group.options; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return parts_.group.sequence; }
+  void setGroupUid(const std::string& uid) override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  BackendPtr merge(const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank,
+                   const int& size) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  c10d::ErrorType getError() override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { parts_.inner.waitForAll(); }
+  void enableCollectivesTiming() override;
+  void abort() override;
+  void shutdown() override;
+
   // The group's last ops and messages as JSON (engine/flight.h).
   std::string flightRecord();
 
@@ -112,9 +123,6 @@ class LowcommBackend : public c10d::Backend {
   // Fails what is under way, at the end of the process. The peers see the connections close.
   void breakOff();
 
-  GroupParts& parts() { return parts_; }
-  const Group& group() const { return parts_.group; }
-
  private:
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::unique_ptr<Transport> connect(StoreRendezvous& rendezvous);
@@ -122,8 +130,6 @@ class LowcommBackend : public c10d::Backend {
   void leaveRegistry();
 
   const InnerMakers make_;
-  GroupParts parts_;
-  PointToPoint messages_{parts_};
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <exception>
-#include <memory>
 #include <string>
 #include <utility>
 

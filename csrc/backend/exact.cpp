@@ -1,9 +1,5 @@
 #include "backend/exact.h"
 
-#include <ATen/ATen.h>
-
-#include <functional>
-#include <optional>
 #include <utility>
 
 #include "kernels/reduce.h"

@@ -4,13 +4,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "base/signals.h"

@@ -3,7 +3,6 @@
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <optional>
 #include <utility>
 
 #include "backend/collectives.h"

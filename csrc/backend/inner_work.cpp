@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <future>
 #include <thread>
-#include <utility>
 
 #include "base/error.h"
 #include "base/signals.h"

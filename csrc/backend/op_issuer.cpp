@@ -4,12 +4,10 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "backend/stats.h"
-#include "tensor/device_queue.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 #include "tensor/wire_type.h"

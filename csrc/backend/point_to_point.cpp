@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <tuple>
-#include <utility>
 
 #include "backend/exact.h"
 #include "backend/stats.h"

@@ -1,6 +1,5 @@
 #include "backend/stats.h"
 
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/api.h>
 #include <torch/csrc/profiler/orchestration/observer.h>

@@ -5,11 +5,8 @@
 #include <condition_variable>
 #include <deque>
 #include <list>
-#include <mutex>
 #include <set>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "base/signals.h"
 #include "tensor/errors.h"

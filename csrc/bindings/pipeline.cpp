@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,6 @@
 #include <vector>
 
 #include "backend/backend_queue.h"
-#include "backend/work.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "pipeline/boundary_channel.h"
@@ -47,25 +45,6 @@ struct BoundMessage {
   std::unique_ptr<ChannelMessage> message;
   at::Tensor tensor;
 };
-
-// A message of a channel as a Work of the channel's group.
-WorkPtr workOf(LowcommBackend& group, const BoundaryChannel& channel, c10d::OpType type,
-               std::shared_ptr<ChannelMessage> message, const at::Tensor& tensor) {
-  const std::string name = message->name();
-  const auto finish = [message = std::move(message)]() -> std::exception_ptr {
-    try {
-      message->wait();
-    } catch (...) {
-      return asTorchError(std::current_exception());
-    }
-    return nullptr;
-  };
-  const auto source = type == c10d::OpType::SEND ? nullptr : std::make_shared<std::atomic<int>>(channel.peer());
-  return c10::make_intrusive<MessageWork>(
-      group.getRank(), type, profilerTitle(group.parts().group.options->name, name),
-      EngineWork::Name{name, group.parts().group.name(), 0, group.parts().group.sharedEngine()}, Tensors{tensor},
-      source, group.parts().group.callbacks, nullptr, finish);
-}
 
 // The codec of a tensor whose last dimension has `channels` elements, and its units `unit`; 0: none.
 CodecSpec specOf(const std::string& text, uint32_t channels, uint64_t unit) {
@@ -239,33 +218,6 @@ void bindPipeline(py::module_& m) {
             });
           },
           py::arg("tensor"), py::arg("samples"), release());
-
-  // As BoundaryChannel.send and recv, with a Work in place of the message; `channel` is of this group.
-  const py::object backend = m.attr("LowcommBackend");
-  backend.attr("send_message") = py::cpp_function(
-      [](LowcommBackend& group, BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
-        expectHost(tensor);
-        expectType(channel, tensor);
-        const WireElements elements(tensor);
-        return translated([&] {
-          auto message = channel.send(tensor.const_data_ptr(), elements.count, std::move(samples));
-          return workOf(group, channel, c10d::OpType::SEND, std::move(message), tensor);
-        });
-      },
-      py::name("send_message"), py::is_method(backend), py::arg("channel"), py::arg("tensor"), py::arg("samples"),
-      release());
-  backend.attr("recv_message") = py::cpp_function(
-      [](LowcommBackend& group, BoundaryChannel& channel, const at::Tensor& tensor, Samples samples) {
-        expectHost(tensor);
-        expectType(channel, tensor);
-        const WireElements elements(tensor);
-        return translated([&] {
-          auto message = channel.recv(tensor.data_ptr(), elements.count, std::move(samples));
-          return workOf(group, channel, c10d::OpType::RECV, std::move(message), tensor);
-        });
-      },
-      py::name("recv_message"), py::is_method(backend), py::arg("channel"), py::arg("tensor"), py::arg("samples"),
-      release());
 }
 
 }  // namespace lowcomm

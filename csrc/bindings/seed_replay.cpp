@@ -197,15 +197,6 @@ void bindSeedReplay(py::module_& m) {
       "CRC-32C of a contiguous tensor of uint8 on the host, behind what `before` is that of.");
   m.def("joined_crc32c", &joinedCrc32c, py::arg("first"), py::arg("second"), py::arg("second_bytes"));
   m.def(
-      "read_replay_message",
-      [](const py::bytes& message) {
-        return asPythonErrors([&] {
-          const ReplayMessage read = readReplayMessage(spanOf(message));
-          return std::make_tuple(read.machine, read.iteration, read.count);
-        });
-      },
-      py::arg("message"));
-  m.def(
       "read_replay_records",
       [](const py::bytes& log) {
         return asPythonErrors([&] {

@@ -1,8 +1,6 @@
 #include "codec/change.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 #include "kernels/cast/cast.h"
 #include "kernels/isa/table.h"

@@ -1,11 +1,7 @@
 #include "codec/codec.h"
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "base/error.h"

@@ -1,8 +1,6 @@
 #include "codec/fused.h"
 
 #include <algorithm>
-#include <initializer_list>
-#include <optional>
 #include <string>
 #include <utility>
 

@@ -2,13 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "base/float_env.h"
 #include "codec/nonfinite.h"

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/narrow_float.h"
-#include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 

@@ -4,9 +4,6 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

@@ -1,10 +1,7 @@
 #include "codec/nonfinite.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
 
-#include "base/error.h"
 #include "base/narrow_float.h"
 #include "kernels/finite.h"
 

@@ -1,12 +1,9 @@
 #include "collective/collectives.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "collective/context.h"
 #include "transport/transport.h"

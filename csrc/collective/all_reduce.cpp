@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 
@@ -22,7 +21,6 @@
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
 #include "collective/op_context.h"
-#include "collective/plan.h"
 #include "collective/summer.h"
 
 namespace lowcomm {

@@ -9,8 +9,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "collective/exchange.h"

@@ -8,7 +8,6 @@
 #include <new>
 #include <numeric>
 #include <tuple>
-#include <utility>
 
 #include "collective/plan.h"
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "collective/context.h"
-
 namespace lowcomm {
 
 Conversation::Conversation(OpContext& op, size_t ahead)

@@ -1,10 +1,8 @@
 #include "collective/exchange.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <exception>
 #include <optional>
-#include <span>
 
 #include "base/error.h"
 #include "collective/context.h"

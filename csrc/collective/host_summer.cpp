@@ -1,15 +1,11 @@
 #include "collective/host_summer.h"
 
 #include <algorithm>
-#include <string>
 
 #include "base/error.h"
 #include "codec/coded_residual.h"
 #include "codec/float_codec.h"
-#include "codec/fused.h"
-#include "collective/coded_sums.h"
 #include "collective/context.h"
-#include "collective/summer.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <string>
 #include <utility>
 #include <vector>
 

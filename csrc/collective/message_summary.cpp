@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <vector>
 
 #include "base/hashes.h"
 #include "collective/plan.h"

@@ -4,10 +4,8 @@
 #include <bit>
 #include <cstdio>
 #include <string_view>
-#include <utility>
 
 #include "collective/context.h"
-#include "transport/transport.h"
 #include "wire/frame.h"
 
 namespace lowcomm {

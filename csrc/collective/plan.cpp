@@ -1,8 +1,6 @@
 #include "collective/plan.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <string>
 #include <utility>
 
 #include "base/error.h"

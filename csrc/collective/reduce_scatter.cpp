@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <vector>
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"

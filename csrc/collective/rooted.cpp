@@ -17,8 +17,6 @@
 #include <iterator>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "collective/exchange.h"

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <utility>
-#include <vector>
 
-#include "collective/plan.h"
 #include "collective/staged.h"
 #include "kernels/reduce.h"
 

@@ -2,12 +2,10 @@
 
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
 #include "base/error.h"
 #include "codec/fused.h"
 #include "collective/op_context.h"
-#include "collective/summer.h"
 
 namespace lowcomm {
 

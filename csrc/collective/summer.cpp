@@ -7,7 +7,6 @@
 #include "collective/host_summer.h"
 #include "collective/op_context.h"
 #include "collective/staged.h"
-#include "kernels/reduce.h"
 
 namespace lowcomm {
 

@@ -156,7 +156,6 @@ class DiLoCoX {
   void giveUp();
   void setRanks();
   void startCheck();
-  std::exception_ptr awaitAll();
   OuterProgress progress() const;
   void goOnFrom(const OuterProgress& progress);
   TensorMap counters() const;

@@ -6,6 +6,25 @@
 
 namespace lowcomm {
 
+namespace {
+
+// Waits for all averages; returns the first error.
+std::exception_ptr awaitAll(Fragments& fragments, SiteVote& vote) {
+  std::exception_ptr error;
+  for (FragmentSchedule& s : fragments) {
+    for (Fragment& stripe : s.stripes) {
+      try {
+        vote.await(stripe);
+      } catch (...) {
+        if (!error) error = std::current_exception();
+      }
+    }
+  }
+  return error;
+}
+
+}  // namespace
+
 TensorMap DiLoCoX::counters() const {
   const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
   TensorMap state{{"ranks", number(groups_.empty() ? 0 : groups_[0]->size())},
@@ -33,23 +52,8 @@ TensorMap DiLoCoX::counters() const {
   return state;
 }
 
-// Waits for all averages under way; the first error.
-std::exception_ptr DiLoCoX::awaitAll() {
-  std::exception_ptr error;
-  for (FragmentSchedule& s : fragments_) {
-    for (Fragment& stripe : s.stripes) {
-      try {
-        vote_->await(stripe);
-      } catch (...) {
-        if (!error) error = std::current_exception();
-      }
-    }
-  }
-  return error;
-}
-
 TensorMap DiLoCoX::state() {
-  const std::exception_ptr error = awaitAll();
+  const std::exception_ptr error = awaitAll(fragments_, *vote_);
   if (vote_->isLost(error != nullptr)) giveUp();
   vote_->onState(groups_, error ? reasonOf(error) : "", report_.outer_steps);
   if (error) std::rethrow_exception(error);
@@ -62,7 +66,7 @@ TensorMap DiLoCoX::state() {
 }
 
 void DiLoCoX::stateFailed(const std::string& error) {
-  if (vote_->isLost(awaitAll() != nullptr)) giveUp();
+  if (vote_->isLost(awaitAll(fragments_, *vote_) != nullptr)) giveUp();
   vote_->onState(groups_, error.empty() ? "no reason was given" : error, report_.outer_steps);
 }
 

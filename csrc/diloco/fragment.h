@@ -7,12 +7,10 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "diloco/diloco_options.h"
 #include "diloco/outer_message.h"
-#include "diloco/outer_parameter.h"
 #include "diloco/outer_tensor.h"
 #include "engine/op_queue.h"
 

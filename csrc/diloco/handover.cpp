@@ -1,7 +1,6 @@
 #include "diloco/handover.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "collective/collectives.h"
 #include "tensor/gather_values.h"

@@ -1,8 +1,6 @@
 #include "diloco/interval_clock.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include <c10/util/StringUtil.h>
 

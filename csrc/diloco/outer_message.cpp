@@ -1,7 +1,6 @@
 #include "diloco/outer_message.h"
 
 #include <limits>
-#include <utility>
 
 #include "base/error.h"
 #include "base/float_env.h"

@@ -2,13 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "collective/all_reduce.h"
-#include "diloco/outer_parameter.h"
+#include "diloco/outer_tensor.h"
 #include "tensor/compression.h"
 
 namespace lowcomm {

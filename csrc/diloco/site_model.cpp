@@ -7,7 +7,6 @@
 #include <numeric>
 #include <set>
 #include <sstream>
-#include <utility>
 
 #include "base/error.h"
 #include "base/hashes.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "diloco/outer_parameter.h"
+#include "diloco/outer_tensor.h"
 
 namespace lowcomm {
 

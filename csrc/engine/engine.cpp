@@ -19,18 +19,16 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       group_(*transport_, config),
       record_(group_, config.flight_record, config.flight_folder),
       notices_(group_),
-      messages_(group_) {
+      messages_(group_),
+      ops_(group_, record_) {
   notices_.watch();
   if (transport_->canCloseTags() && group_.size() > 1) {
-    words_ = std::make_unique<OpNotices>(
-        group_, [this](int peer, const OpNotice& word) { giveUp(word, peer); },
+    op_notices_ = std::make_unique<OpNotices>(
+        group_, [this](int peer, const OpNotice& notice) { cancelOp(notice, peer); },
         [this](int peer, const std::string& why) {
-          std::unique_lock<std::mutex> lock(mutex_);
-          const uint32_t sequence = sequence_;
-          lock.unlock();
-          fault("lowcomm: " + group_.rankName(peer) + ": " + why, sequence);
+          fault("lowcomm: " + group_.rankName(peer) + ": " + why, ops_.lastSequence());
         });
-    words_->start();
+    op_notices_->start();
   }
   worker_ = std::thread([this] { loop(); });
 }
@@ -40,53 +38,20 @@ Engine::~Engine() {
 }
 
 uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32_t> given) {
-  std::exception_ptr refused;
-  bool is_over = false;
-  uint32_t sequence;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    sequence = sequence_ = given.value_or(sequence_ + 1);
-    const auto cause = takeGivenUp(sequence);
-    is_over = !ended_why_.empty() || stopping_;
-    if (is_over) {
-      refused = ended(op);
-    } else {
-      auto progress = record_.add(op, sequence);
-      if (cause) {
-        OpContext context(group_, op, sequence);
-        context.progress = progress;
-        refused = context.givenUp(*cause);
-        context.noteFailure(whatOf(refused));
-      } else {
-        auto cancellation = transport_->canCloseTags() ? std::make_shared<Cancellation>() : nullptr;
-        queue_.push_back(
-            {std::move(op), sequence, std::move(job), std::move(done), std::move(progress), std::move(cancellation)});
-      }
-    }
-  }
-  if (is_over) {
-    // This rank will not answer any more, and its notice went out when the group ended: a peer that waits for it in an
-    // agreement is to see the connection close, not the deadline pass.
-    transport_->cancel(Lane::control);
-  }
-  refused ? done(refused, OpCounters{}) : changed_.notify_all();
-  return sequence;
+  GroupOps::Entry entry{std::move(op), 0, std::move(job), std::move(done)};
+  const auto refused = ops_.add(entry, given);
+  // This rank will not answer any more, and its notice went out when the group ended: a peer that waits for it in an
+  // agreement is to see the connection close, not the deadline pass.
+  if (refused && refused->is_over) transport_->cancel(Lane::control);
+  if (refused) entry.done(refused->error, OpCounters{});
+  return entry.sequence;
 }
 
 std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>& part) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (stopping_) return ended(op.op);
-    ++running_inline_;
-  }
+  if (const auto refused = ops_.enter(op.op)) return refused;
   if (!op.progress) op.progress = record_.add(op.op, op.sequence);
   std::exception_ptr error = attempt(op, part);
-  {
-    // Notified under the lock: the thread that shuts the group down may destroy it as soon as the count is 0.
-    std::lock_guard<std::mutex> lock(mutex_);
-    --running_inline_;
-    changed_.notify_all();
-  }
+  ops_.leave();
   return error;
 }
 
@@ -108,40 +73,23 @@ void Engine::drain() {
 }
 
 bool Engine::drainFor(std::chrono::milliseconds patience) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, patience, [&] { return queue_.empty() && !busy_ && giving_up_ == 0; });
+  return ops_.waitUntilIdle(patience);
 }
 
 std::string Engine::endedWhy() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return ended_why_;
+  return ops_.endedWhy();
 }
 
 void Engine::abort(const std::string& why) {
-  uint32_t sequence;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!ended_why_.empty()) return;
-    ended_why_ = why;
-    if (current_) current_->endGroup();
-    sequence = sequence_;
-  }
-  notices_.send(why, sequence);
+  if (!ops_.end(why)) return;
+  notices_.send(why, ops_.lastSequence());
   // Before what is under way is broken off: what it waits for is what a reader wants to know.
-  const std::string written = record_.write(why);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_why_ = why + written;
-  }
+  ops_.explainEnd(why + record_.write(why));
   cancelWaits();
 }
 
 void Engine::breakOff(const std::string& why) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (ended_why_.empty()) ended_why_ = why;
-    if (current_) current_->endGroup();
-  }
+  ops_.end(why);
   cancelWaits();
 }
 
@@ -149,7 +97,7 @@ void Engine::cancelWaits() {
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
   messages_.breakWaits();
-  changed_.notify_all();
+  ops_.wake();
 }
 
 void Engine::interrupt(const std::string& op, const std::string& name) {
@@ -157,79 +105,55 @@ void Engine::interrupt(const std::string& op, const std::string& name) {
 }
 
 void Engine::shutdown() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
+  ops_.stop();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
   if (endedWhy().empty()) messages_.settle(kNoticePatience);
   cancelWaits();
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return running_inline_ == 0 && giving_up_ == 0; });
-  }
-  if (words_) words_->stop();
+  ops_.waitUntilLeft();
+  if (op_notices_) op_notices_->stop();
   messages_.stop();
 }
 
 void Engine::loop() {
   for (;;) {
-    Entry entry;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-    }
+    ops_.waitForOp();
     // An op begins when all peers can know of the earlier ops that were cancelled (OpContext::wait), or when the
     // progress deadline for that is over. A leaving rank waits briefly, and not at all once the group is over.
-    if (words_)
-      words_->settle([&](std::chrono::milliseconds waited) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        const std::chrono::milliseconds most(stopping_ ? kNoticePatience.count() : group_.timeout_ms.load());
-        return !ended_why_.empty() || waited > most;
+    if (op_notices_) {
+      op_notices_->settle([&](std::chrono::milliseconds waited) {
+        const std::chrono::milliseconds most(ops_.isStopping() ? kNoticePatience.count() : group_.timeout_ms.load());
+        return waited > most || !endedWhy().empty();
       });
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (queue_.empty()) {
-        if (stopping_) return;
-        continue;
-      }
-      entry = std::move(queue_.front());
-      queue_.pop_front();
-      busy_ = true;
-      current_ = entry.cancellation;
-      current_sequence_ = entry.sequence;
     }
-    {
-      OpContext op(group_, entry.op, entry.sequence);
-      op.progress = entry.progress;
-      op.cancellation = entry.cancellation;
-      op.is_numbered_alike = true;
-      std::exception_ptr error = attempt(op, [&] {
-        op.note([](OpProgress::State& state) { state.start(); });
-        entry.job(op);
-        transport_->acknowledge();
-        op.note([&](OpProgress::State& state) {
-          state.sent_bytes = op.counters.wire_bytes;
-          state.received_bytes = op.counters.received_bytes;
-          state.end("");
-        });
-      });
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        current_ = nullptr;
-      }
-      entry.done(error, op.counters);
-    }
-    entry = Entry{};  // what the closures hold goes before anybody who drains goes on
+    GroupOps::Entry entry;
+    const GroupOps::Next next = ops_.take(entry);
+    if (next == GroupOps::Next::stop) return;
+    if (next == GroupOps::Next::none) continue;
+    runOp(entry);
+    entry = {};  // what the closures hold goes before anybody who drains goes on
     group_.frames.trim();
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      busy_ = false;
-    }
-    changed_.notify_all();
+    ops_.finished();
   }
+}
+
+void Engine::runOp(GroupOps::Entry& entry) {
+  OpContext op(group_, entry.op, entry.sequence);
+  op.progress = entry.progress;
+  op.cancellation = entry.cancellation;
+  op.is_numbered_alike = true;
+  const std::exception_ptr error = attempt(op, [&] {
+    op.note([](OpProgress::State& state) { state.start(); });
+    entry.job(op);
+    transport_->acknowledge();
+    op.note([&](OpProgress::State& state) {
+      state.sent_bytes = op.counters.wire_bytes;
+      state.received_bytes = op.counters.received_bytes;
+      state.end("");
+    });
+  });
+  ops_.ran();
+  entry.done(error, op.counters);
 }
 
 std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& job) {
@@ -239,30 +163,27 @@ std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& j
 }
 
 std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!ended_why_.empty()) return ended(op.op);
-  }
+  if (!endedWhy().empty()) return ops_.ended(op.op);
   if (const auto cause = op.cancellation ? op.cancellation->given() : std::nullopt) return op.givenUp(*cause);
+  // This rank leaves the conversation in the middle: whatever its reason, the peers are left with half an op.
+  const auto abandon = [&](const std::exception& why) {
+    return lose(op,
+                PeerError("lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + why.what()));
+  };
   try {
     job();
     return nullptr;
   } catch (const PeerRefusal&) {
     return std::current_exception();
   } catch (const ValueError& mistake) {
-    return op.conversing ? abandon(op, mistake) : std::current_exception();
+    return op.conversing ? abandon(mistake) : std::current_exception();
   } catch (const TypeError& mistake) {
-    return op.conversing ? abandon(op, mistake) : std::current_exception();
+    return op.conversing ? abandon(mistake) : std::current_exception();
   } catch (const PeerError& lost) {
     return lose(op, lost);
   } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
-    return op.whole ? std::current_exception() : abandon(op, other);
+    return op.whole ? std::current_exception() : abandon(other);
   }
-}
-
-// This rank leaves the conversation in the middle: whatever its reason, the peers are left with half an op.
-std::exception_ptr Engine::abandon(OpContext& op, const std::exception& why) {
-  return lose(op, PeerError("lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + why.what()));
 }
 
 // A fault: the first cause is kept, the peers are told, and theirs is asked for where it explains ours.
@@ -282,7 +203,7 @@ std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
   tell(message, op.sequence);
   ask(TransportError::Kind::timed_out);
   op.noteFailure(message);
-  settle(message);
+  breakBulk(message);
   return std::make_exception_ptr(PeerError(message, lost.peer));
 }
 
@@ -295,20 +216,15 @@ std::string Engine::fault(const std::string& why, uint32_t sequence, const std::
     const std::string said = notices_.first(kNoticePatience);
     if (!said.empty()) message += "; " + said;
     if (progress) progress->update([&](OpProgress::State& state) { state.end(message); });
-    settle(message);
+    breakBulk(message);
   }
   return message.substr(why.size());
 }
 
 // Whether this is the first cause of the group's end. It is kept; else `message` gets the one there was.
 bool Engine::end(std::string& message) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (ended_why_.empty()) {
-    ended_why_ = message;
-    if (current_) current_->endGroup();
-    return true;
-  }
-  message += "; the group was ended: " + ended_why_;
+  if (ops_.end(message)) return true;
+  message += "; the group was ended: " + endedWhy();
   return false;
 }
 
@@ -317,18 +233,64 @@ void Engine::tell(const std::string& message, uint32_t sequence) {
 }
 
 // The cause, as far as it is known by now, and where the flight record is, are what later ops are told.
-void Engine::settle(std::string& message) {
+void Engine::breakBulk(std::string& message) {
   message += record_.write(message);
   transport_->cancel(Lane::bulk);
   messages_.breakWaits();
-  std::lock_guard<std::mutex> lock(mutex_);
-  ended_why_ = message;
+  ops_.explainEnd(message);
 }
 
-std::exception_ptr Engine::ended(const std::string& op) const {
-  const std::string why = ended_why_.empty() ? "it was shut down" : ended_why_;
-  return std::make_exception_ptr(PeerError("lowcomm: " + op + " on group " + group_.name +
-                                           " of a lost group; destroy it and make a new one. First cause: " + why));
+bool Engine::cancel(uint32_t sequence, const std::string& why) {
+  return cancelling(
+      why, [&](const std::string& reason) { return cancelOp({sequence, {group_.rank(), reason}}, std::nullopt); });
+}
+
+bool Engine::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
+  return cancelling(why, [&](const std::string& reason) { return messages_.cancel(message, reason); });
+}
+
+bool Engine::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
+  return cancelling(why, [&](const std::string& reason) { return messages_.cancelAny(recv, reason); });
+}
+
+bool Engine::cancelling(const std::string& why, const std::function<bool(const std::string&)>& part) {
+  if (!transport_->canCloseTags()) {
+    throw ValueError("cancel: expected a transport that can give one op up (transport=\"tcp\"), got group " +
+                     group_.name + "'s, which can only end the group");
+  }
+  if (!ops_.enterCancel()) return false;
+  struct Leave {
+    GroupOps& ops;
+    ~Leave() { ops.leaveCancel(); }
+  } leave{ops_};
+  return part(beginningOf(why, kMaxErrorText));
+}
+
+// Cancels an op once; returns whether this was the time. `from`: the peer whose notice it is.
+bool Engine::cancelOp(const OpNotice& notice, std::optional<int> from) {
+  const auto cancelled = ops_.cancel(notice, from);
+  if (!cancelled) return false;
+  if (op_notices_) op_notices_->tell(notice);
+  closeTags(notice.sequence);
+  if (cancelled->cancellation) cancelled->cancellation->closed();
+  if (const auto& queued = cancelled->queued) {
+    OpContext op(group_, queued->op, queued->sequence);
+    op.progress = queued->progress;
+    const std::exception_ptr error = op.givenUp(notice.cause);
+    op.noteFailure(whatOf(error));
+    queued->done(error, op.counters);
+  }
+  return true;
+}
+
+void Engine::closeTags(uint32_t sequence) {
+  const uint32_t first = OpContext::firstTag(group_, sequence);
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    for (const uint32_t tag : {kAgreementTag, kCountsTag})
+      transport_->closeTag(Lane::control, peer, first + tag);
+    group_.closeTags(peer, first);
+  }
 }
 
 }  // namespace lowcomm

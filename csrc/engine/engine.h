@@ -1,10 +1,9 @@
 #pragma once
 
-#include <condition_variable>
-#include <cstddef>
-#include <deque>
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +13,7 @@
 
 #include "collective/context.h"
 #include "engine/flight.h"
+#include "engine/group_ops.h"
 #include "engine/notice.h"
 #include "messages/p2p.h"
 
@@ -27,31 +27,29 @@ namespace lowcomm {
 // mistake (ValueError, PeerRefusal) ends only its op, and so does what fails on this rank once an op's exchange is
 // whole, and cancel():
 //
-// 1. The rank that gives an op up takes it out of the queue, or breaks the waits of its transfers: the op's tags
-//    are its own, and are closed towards every peer. It tells the peers, over the control lane.
-// 2. A rank that hears of it does the same, once, whether the op is under way there, in the queue, yet to come or over.
-//    So each pair of ranks exchanges one word of the op, and either end closes the tags, after which both forget them.
+// 1. The rank that cancels an op takes it out of the queue, or breaks the waits of its transfers: the op's tags are its
+//    own, and are closed towards every peer. It sends every peer a notice, over the control lane.
+// 2. A rank that receives the notice does the same, once, whether the op runs there, is queued, yet to come or over. So
+//    each pair of ranks exchanges one notice of the op, and both ends close the tags, after which both forget them.
 // 3. The op has failed on every rank that had not ended it, and the next one's frames have other tags.
 class Engine {
  public:
-  // A job may throw; `done` gets what it threw (or null) and what it moved, on the worker, before the next job starts.
-  using Job = std::function<void(OpContext&)>;
-  using Done = std::function<void(std::exception_ptr, const OpCounters&)>;
+  // `done` is called on the worker, before the next job starts.
+  using Job = GroupOps::Job;
+  using Done = GroupOps::Done;
 
   Engine(std::unique_ptr<Transport> transport, GroupConfig config);
   ~Engine();  // as shutdown()
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   // Returns the op's sequence number: `sequence` where the caller counts the group's ops itself (every rank gives the
   // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
   uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
 
-  // Gives an op up, for `why`, on all ranks that have not ended it: PeerRefusal with the rank and the reason, and the
-  // group goes on. The op ends at once where it is under way, in which case it may also succeed still, and where it is
-  // queued, when `done` is called on the calling thread; on a peer it ends as soon as that hears of it or gets there.
-  // False where the op has ended, or was given up before. `sequence` is what submit() returned. ValueError where the
-  // transport cannot close tags, as gloo's.
+  // Cancels an op, for `why`, on all ranks that have not ended it: it fails with PeerRefusal, which names the rank and
+  // the reason, and the group goes on. An op that runs ends at once, and may still succeed; a queued one ends with
+  // `done` on the calling thread; on a peer it ends when the notice comes or the peer gets to the op. False if the op
+  // has ended, or was cancelled before. `sequence` is what submit() returned. ValueError if the transport cannot close
+  // tags, as gloo's.
   bool cancel(uint32_t sequence, const std::string& why);
 
   // As P2p::cancel and P2p::cancelAny; ValueError as above, false where the group is over.
@@ -112,52 +110,26 @@ class Engine {
   GroupContext& group() { return group_; }
 
  private:
-  struct Entry {
-    std::string op;
-    uint32_t sequence;
-    Job job;
-    Done done;
-    std::shared_ptr<OpProgress> progress;
-    std::shared_ptr<Cancellation> cancellation;  // null where the transport cannot close tags
-  };
-  // An op that was given up, until every peer's word of it has come and it is past here.
-  struct GivenUp {
-    Cancellation::Cause cause;
-    int words;  // that are to come
-  };
-  bool givingUp(const std::string& why, const std::function<bool(const std::string&)>& part);
-  bool giveUp(const OpNotice& word, std::optional<int> heard_from);
-  std::optional<Cancellation::Cause> takeGivenUp(uint32_t sequence);
-  void forgetGivenUp();
+  bool cancelling(const std::string& why, const std::function<bool(const std::string&)>& part);
+  bool cancelOp(const OpNotice& notice, std::optional<int> from);
   void closeTags(uint32_t sequence);
   void loop();
+  void runOp(GroupOps::Entry& entry);
   std::exception_ptr attempt(OpContext& op, const std::function<void()>& job);
   std::exception_ptr tried(OpContext& op, const std::function<void()>& job);
-  std::exception_ptr abandon(OpContext& op, const std::exception& why);
   std::exception_ptr lose(OpContext& op, const PeerError& lost);
   bool end(std::string& message);
   void tell(const std::string& message, uint32_t sequence);
-  void settle(std::string& message);
+  void breakBulk(std::string& message);
   void cancelWaits();
-  std::exception_ptr ended(const std::string& op) const;
 
   std::unique_ptr<Transport> transport_;
   GroupContext group_;
   FlightRecord record_;
   NoticeBoard notices_;
   P2p messages_;
-  std::unique_ptr<OpNotices> words_;  // null where the transport cannot close tags, and in a group of one rank
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Entry> queue_;
-  std::shared_ptr<Cancellation> current_;  // of the op under way
-  uint32_t current_sequence_ = 0;
-  std::map<uint32_t, GivenUp> given_up_;  // by sequence
-  size_t giving_up_ = 0;                  // threads in cancel()
-  bool busy_ = false, stopping_ = false;
-  size_t running_inline_ = 0;  // threads in runInline()
-  std::string ended_why_;      // the first cause; empty while the group lives
-  uint32_t sequence_ = 0;
+  GroupOps ops_;
+  std::unique_ptr<OpNotices> op_notices_;  // null where the transport cannot close tags, and in a group of one rank
   std::mutex joining_;
   std::thread worker_;
 };

@@ -1,7 +1,5 @@
 #include "engine/handshake.h"
 
-#include <chrono>
-
 #include "base/error.h"
 
 namespace lowcomm {

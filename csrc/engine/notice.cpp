@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"

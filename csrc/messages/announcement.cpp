@@ -1,10 +1,8 @@
 #include "messages/announcement.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -82,7 +80,7 @@ std::string Withdrawal::text() const {
   return all.text();
 }
 
-std::string AnySourceWord::text() const {
+std::string AnySourceMessage::text() const {
   KeyValues all;
   if (offer) {
     all.fields = {{"offered", flow.name()}, {"announced", std::to_string(*offer)}};
@@ -92,21 +90,22 @@ std::string AnySourceWord::text() const {
   return all.text();
 }
 
-bool AnySourceWord::is(std::string_view text) {
+bool AnySourceMessage::is(std::string_view text) {
   return text.starts_with("wanted=") || text.starts_with("offered=");
 }
 
-AnySourceWord AnySourceWord::parse(std::string_view text) {
+AnySourceMessage AnySourceMessage::parse(std::string_view text) {
   const KeyValues all = KeyValues::parse(text);
   const bool offers = text.starts_with("offered=");
   if (all.fields.size() != (offers ? 2 : 1) || (offers && all.fields[1].first != "announced")) {
     throw WireError("receive from any rank: expected the field 'wanted', or 'offered' and 'announced', got '" +
                     std::string(text) + "'");
   }
-  AnySourceWord word{flowIn(all.fields[0].second), {}};
-  if (word.flow.channel()) throw WireError("receive from any rank: expected a tag, got '" + word.flow.name() + "'");
-  if (offers) word.offer = numberIn("announced", all.fields[1].second);
-  return word;
+  AnySourceMessage message{flowIn(all.fields[0].second), {}};
+  if (message.flow.channel())
+    throw WireError("receive from any rank: expected a tag, got '" + message.flow.name() + "'");
+  if (offers) message.offer = numberIn("announced", all.fields[1].second);
+  return message;
 }
 
 std::string CancelMessage::text() const {
@@ -178,10 +177,10 @@ AnnouncementBoard::Delivery AnnouncementBoard::tell(int peer, const std::string&
 void AnnouncementBoard::listen(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::thread& thread = threads_[peer];
-  if (!thread.joinable()) thread = std::thread([this, peer] { hear(peer); });
+  if (!thread.joinable()) thread = std::thread([this, peer] { receiveFrom(peer); });
 }
 
-void AnnouncementBoard::hear(int peer) {
+void AnnouncementBoard::receiveFrom(int peer) {
   PostedReceives* receives;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -201,10 +200,10 @@ void AnnouncementBoard::hear(int peer) {
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
         handlers_.withdrawal(peer, Withdrawal::parse(text));
-      } else if (AnySourceWord::is(text)) {
-        handlers_.any_source(peer, AnySourceWord::parse(text));
+      } else if (AnySourceMessage::is(text)) {
+        handlers_.any_source(peer, AnySourceMessage::parse(text));
       } else if (CancelMessage::is(text)) {
-        handlers_.given_up(peer, CancelMessage::parse(text));
+        handlers_.cancelled(peer, CancelMessage::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
         announcement.bytes = kFrameHeaderBytes + text.size();

@@ -15,7 +15,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "collective/context.h"
 #include "transport/transport.h"
@@ -137,11 +136,11 @@ constexpr uint32_t numberAfter(uint32_t number) {
 // A receiver tells this to the sender of a message, once it has posted its receives (FORMAT.md, "Point to point").
 struct Announcement {
   MessageFlow flow;
-  uint32_t frames = 0;                               // receives posted
-  std::optional<uint32_t> first_tag = {};            // where the transport can close tags: the message's first one
-  KeyValues description = {};                        // of the message that it expects
-  size_t bytes = 0;                                  // of the frame that brought it
-  std::optional<Cancellation::Cause> given_up = {};  // by its receiver, before it was paired; not told
+  uint32_t frames = 0;                                // receives posted
+  std::optional<uint32_t> first_tag = {};             // where the transport can close tags: the message's first one
+  KeyValues description = {};                         // of the message that it expects
+  size_t bytes = 0;                                   // of the frame that brought it
+  std::optional<Cancellation::Cause> cancelled = {};  // by its receiver, before it was paired; not sent
 
   std::string text() const;
   // Throws WireError.
@@ -162,9 +161,9 @@ struct Withdrawal {
   static Withdrawal parse(std::string_view text);
 };
 
-// A rank that receives a message of a tag from any rank asks each of them for one, and hears of it from those that have
-// one (FORMAT.md, "Receives from any rank").
-struct AnySourceWord {
+// A rank that receives a message of a tag from any rank asks each of them for one, and those that
+// have one answer (FORMAT.md, "Receives from any rank").
+struct AnySourceMessage {
   MessageFlow flow;               // a tag's
   std::optional<uint32_t> offer;  // nothing: a question; else how many receives of the flow were announced since it
 
@@ -172,14 +171,14 @@ struct AnySourceWord {
   // Whether a text is one of these.
   static bool is(std::string_view text);
   // Throws WireError.
-  static AnySourceWord parse(std::string_view text);
+  static AnySourceMessage parse(std::string_view text);
 };
 
-// Either rank of a message that is given up tells this to the other, once (FORMAT.md, "Giving a message up").
+// Each rank of a message that is cancelled sends this to the other, once (FORMAT.md, "Giving a message up").
 struct CancelMessage {
   uint32_t first_tag = 0;     // the message's
-  uint32_t number = 0;        // said by its sender, unless the message is through there; else 0
-  Cancellation::Cause cause;  // of the rank that gave it up first
+  uint32_t number = 0;        // set by the sender while its message is in progress, otherwise 0
+  Cancellation::Cause cause;  // of the rank that cancelled it first
 
   std::string text() const;
   // Whether a text is one of these.
@@ -188,9 +187,9 @@ struct CancelMessage {
   static CancelMessage parse(std::string_view text);
 };
 
-// A group's announcements: those that this rank makes, and, from each peer that it listens to, those it hears;
-// withdrawals, words of receives from any rank and of messages that are given up among them, in order. They travel over
-// the control lane, where they never queue behind frames. Thread-safe.
+// A group's announcements: those that this rank sends, and those that come from each peer that it listens to. They
+// include withdrawals, messages about receives from any rank and cancels, in order. They travel over the control lane,
+// where they never queue behind frames. Thread-safe.
 class AnnouncementBoard {
  public:
   // Called on a thread of the board's own, of one peer in the order in which it announced; `lost` once, when there will
@@ -198,8 +197,8 @@ class AnnouncementBoard {
   struct Handlers {
     std::function<void(int peer, Announcement announcement)> announcement;
     std::function<void(int peer, const Withdrawal& withdrawal)> withdrawal;
-    std::function<void(int peer, const AnySourceWord& word)> any_source;
-    std::function<void(int peer, const CancelMessage& word)> given_up;
+    std::function<void(int peer, const AnySourceMessage& message)> any_source;
+    std::function<void(int peer, const CancelMessage& message)> cancelled;
     std::function<void(int peer, const TransportError& why)> lost;
   };
   AnnouncementBoard(GroupContext& group, Handlers handlers);
@@ -221,9 +220,9 @@ class AnnouncementBoard {
   Delivery tell(int peer, const Announcement& announcement, uint32_t sequence) {
     return tell(peer, announcement.text(), sequence);
   }
-  Delivery tell(int peer, const AnySourceWord& word) { return tell(peer, word.text(), 0); }
+  Delivery tell(int peer, const AnySourceMessage& message) { return tell(peer, message.text(), 0); }
   Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
-  Delivery tell(int peer, const CancelMessage& word) { return tell(peer, word.text(), 0); }
+  Delivery tell(int peer, const CancelMessage& message) { return tell(peer, message.text(), 0); }
 
   // Receives what `peer` announces from now on; may be called again.
   void listen(int peer);
@@ -238,7 +237,7 @@ class AnnouncementBoard {
   };
   using PostedReceives = std::array<PostedReceive, kAhead>;
   Delivery tell(int peer, const std::string& text, uint32_t sequence);
-  void hear(int peer);
+  void receiveFrom(int peer);
 
   GroupContext& group_;
   const Handlers handlers_;

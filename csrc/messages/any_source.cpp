@@ -12,7 +12,7 @@
 
 namespace lowcomm {
 
-// The wait for a sender, as a transfer: OpContext::wait counts it and puts its failure into words.
+// The wait for a sender, as a transfer: OpContext::wait counts it and describes its failure.
 class AnyRecv::SenderWait : public Transfer {
  public:
   explicit SenderWait(AnyRecv& recv) : recv_(recv) {}
@@ -115,38 +115,39 @@ void P2p::AnySource::choose(const MessageFlow& name) {
       asked->announced = 0;
     }
     try {
-      asked->question = p2p_.board_.tell(peer, AnySourceWord{name, {}});  // the one before has arrived: it was answered
+      asked->question =
+          p2p_.board_.tell(peer, AnySourceMessage{name, {}});  // the one before has arrived: it was answered
     } catch (const TransportError&) {
-      // The thread that listens to the peer hears of it too.
+      // The thread that listens to the peer finds the same error.
     }
   }
 }
 
-void P2p::AnySource::heard(int peer, const AnySourceWord& word) {
-  if (!word.offer) {
+void P2p::AnySource::received(int peer, const AnySourceMessage& message) {
+  if (!message.offer) {
     {
       std::lock_guard<std::mutex> lock(p2p_.mutex_);
-      Wanted& wanted = wanted_[{peer, word.flow}];
-      wanted.heard = 0;
+      Wanted& wanted = wanted_[{peer, message.flow}];
+      wanted.announced = 0;
       wanted.answered = false;
     }
-    return offer(peer, word.flow);
+    return offer(peer, message.flow);
   }
   std::lock_guard<std::mutex> choosing(choosing_);
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    const auto source = receives_.find(word.flow);
+    const auto source = receives_.find(message.flow);
     if (source == receives_.end() || !source->second.peers[peer].asked)
-      throw WireError("offer of a message with " + word.flow.name() + ": expected none that was not asked for");
-    source->second.peers[peer].offered = *word.offer;
+      throw WireError("offer of a message with " + message.flow.name() + ": expected none that was not asked for");
+    source->second.peers[peer].offered = *message.offer;
     source->second.offers.push_back(peer);
   }
-  choose(word.flow);
+  choose(message.flow);
 }
 
 void P2p::AnySource::offer(int peer, const MessageFlow& name) {
   Wanted* wanted;
-  uint32_t heard;
+  uint32_t announced;
   std::lock_guard<std::mutex> offering(offering_);
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
@@ -156,11 +157,11 @@ void P2p::AnySource::offer(int peer, const MessageFlow& name) {
     if (flow->second.unannounced.size() <= flow->second.announced.size()) return;  // those there are go elsewhere
     wanted = &asked->second;
     wanted->answered = true;
-    heard = wanted->heard;
+    announced = wanted->announced;
   }
   try {
     wanted->offer =
-        p2p_.board_.tell(peer, AnySourceWord{name, heard});  // the one before has arrived: it was asked again
+        p2p_.board_.tell(peer, AnySourceMessage{name, announced});  // the one before has arrived: it was asked again
   } catch (const TransportError&) {
     // As above.
   }
@@ -181,7 +182,7 @@ void P2p::AnySource::countOwn(int peer, const MessageFlow& name) {
 
 void P2p::AnySource::countTheirs(int peer, const MessageFlow& name) {
   const auto wanted = wanted_.find({peer, name});
-  if (wanted != wanted_.end()) ++wanted->second.heard;
+  if (wanted != wanted_.end()) ++wanted->second.announced;
 }
 
 bool P2p::AnySource::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {

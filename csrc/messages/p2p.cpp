@@ -1,12 +1,7 @@
 #include "messages/p2p.h"
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "messages/p2p_parts.h"
@@ -34,10 +29,10 @@ P2p::FlowLock::~FlowLock() {
 
 P2p::P2p(GroupContext& group)
     : group_(group),
-      board_(group, {[this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
-                     [this](int peer, const Withdrawal& withdrawal) { withdrawals_->heard(peer, withdrawal); },
-                     [this](int peer, const AnySourceWord& word) { any_source_->heard(peer, word); },
-                     [this](int peer, const CancelMessage& word) { cancels_->heard(peer, word); },
+      board_(group, {[this](int peer, Announcement announcement) { received(peer, std::move(announcement)); },
+                     [this](int peer, const Withdrawal& withdrawal) { withdrawals_->received(peer, withdrawal); },
+                     [this](int peer, const AnySourceMessage& message) { any_source_->received(peer, message); },
+                     [this](int peer, const CancelMessage& message) { cancels_->received(peer, message); },
                      [this](int peer, const TransportError& why) { lost(peer, why); }}),
       any_source_(std::make_unique<AnySource>(*this)),
       cancels_(std::make_unique<Cancels>(*this)),
@@ -133,7 +128,7 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
   }
 }
 
-void P2p::heard(int peer, Announcement announcement) {
+void P2p::received(int peer, Announcement announcement) {
   const MessageFlow name = announcement.flow;
   if (group_.transport.canCloseTags() != announcement.first_tag.has_value() ||
       (announcement.first_tag && !MessageTags::belongs(*announcement.first_tag, peer, group_.rank())))
@@ -156,7 +151,7 @@ void P2p::pair(Flow& flow) {
   std::lock_guard<std::mutex> pairing(flow.pairing);
   std::shared_ptr<P2pSend> message;
   Announcement announcement;
-  bool given_up;
+  bool cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (flow.unannounced.empty() || flow.announced.empty()) return;
@@ -165,10 +160,10 @@ void P2p::pair(Flow& flow) {
     flow.unannounced.pop_front();
     flow.announced.pop_front();
     message->first_tag_ = announcement.first_tag;
-    given_up = message->given_up_ || announcement.given_up;
-    if (given_up) cancels_->note(*message, announcement);
+    cancelled = message->cancelled_ || announcement.cancelled;
+    if (cancelled) cancels_->note(*message, announcement);
   }
-  given_up ? cancels_->pair(message, announcement) : message->announced(announcement);
+  cancelled ? cancels_->pair(message, announcement) : message->announced(announcement);
 }
 
 void P2p::lost(int peer, const TransportError& why) {
@@ -188,8 +183,8 @@ void P2p::lost(int peer, const TransportError& why) {
 // With the lock.
 void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
   flow.under_way.push_back(message);
-  const bool hears_no_word = is_over_ || lost_.contains(message->peer);
-  if (hears_no_word && message->op.cancellation) message->op.cancellation->endGroup();
+  const bool gets_no_answer = is_over_ || lost_.contains(message->peer);
+  if (gets_no_answer && message->op.cancellation) message->op.cancellation->endGroup();
 }
 
 // With the lock. Null: it is through, or has not been posted.
@@ -219,7 +214,7 @@ void P2p::finish(P2pMessage& message) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (message.dropped_) std::rethrow_exception(message.op.refusedBecause(message.peer, "it was withdrawn"));
-    if (message.given_up_) std::rethrow_exception(message.op.givenUp(*message.op.cancellation->given()));
+    if (message.cancelled_) std::rethrow_exception(message.op.givenUp(*message.op.cancellation->given()));
     message.finishing_ = true;
   }
   std::exception_ptr error;
@@ -231,7 +226,7 @@ void P2p::finish(P2pMessage& message) {
     } else {
       error = finishRecv(static_cast<P2pRecv&>(message));
     }
-  } catch (const PeerRefusal&) {  // it was given up in the meantime
+  } catch (const PeerRefusal&) {  // it was cancelled in the meantime
     error = std::current_exception();
     message.release();
   }
@@ -265,7 +260,7 @@ std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   return message.error();
 }
 
-// A receive learns from its first frame, or from word that it is given up, how its sender counts the tag.
+// A receive learns from its first frame, or from the peer's cancel, how its sender counts the tag.
 void P2p::adopt(P2pRecv& message, uint32_t number) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -276,7 +271,7 @@ void P2p::adopt(P2pRecv& message, uint32_t number) {
       if (flow != flows_.end()) {
         flow->second.counted = true;
       } else if (received.last(message.key.flow) < number) {
-        received.remember(message.key.flow, number);  // it was given up when it had come
+        received.remember(message.key.flow, number);  // it was cancelled when it had come
       }
       return;
     }
@@ -294,7 +289,8 @@ void P2p::adopt(P2pRecv& message, uint32_t number) {
 // With the lock: records the number in the first frame of a receive that completed although no thread waits for it.
 // Without it in the common count, all later numbers would be kept for ever.
 void P2p::takeDown(P2pRecv& message) {
-  const std::optional<FrameHeader> got = message.firstHeader();  // one that does not open is told to its holder
+  const std::optional<FrameHeader> got =
+      message.firstHeader();  // one that does not open fails in its holder's finish()
   if (!got || got->epoch != group_.epoch || (got->sequence & kSharedNumber) == 0) return;
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
@@ -303,7 +299,7 @@ void P2p::takeDown(P2pRecv& message) {
 void P2p::forget(P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  if (done.given_up_) return;  // in its last moment, and its peer has yet to say so
+  if (done.cancelled_) return;  // in its last moment, and its peer has yet to answer
   done.through_ = true;
   const auto flow = flows_.find(keyOf(done));
   if (flow == flows_.end()) return;
@@ -314,7 +310,7 @@ void P2p::forget(P2pMessage& done) {
   const bool in_order = !group_.transport.canCloseTags();
   const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
     if (message.get() == &done) return false;
-    if (message->finishing_ || message->given_up_ || !(in_order || message->isThrough())) return true;
+    if (message->finishing_ || message->cancelled_ || !(in_order || message->isThrough())) return true;
     message->op.note([](OpProgress::State& state) { state.end(""); });
     if (auto* const received = dynamic_cast<P2pRecv*>(message.get())) takeDown(*received);
     message->through_ = true;

@@ -54,8 +54,7 @@ class AnyRecv {
 // The messages between two ranks of one group (FORMAT.md, "Point to point").
 //
 // 1. The receiver posts a receive for each frame of the message that it expects, of the size of its largest one, and
-// announces
-//    the message to its sender over the control lane: flow, dtype, elements, codec, samples.
+//    announces the message to its sender over the control lane: flow, dtype, elements, codec, samples.
 // 2. The sender encodes its message. It pairs its k-th message of a flow with the k-th announcement of the flow.
 // 3. Where both mean the same message its frames leave, on the bulk lane, as soon as they are encoded and announced:
 //    an announcement that came first costs no time. Where they differ as many error frames leave as there are receives:
@@ -92,18 +91,17 @@ class P2p {
   // 1. The receiver asks every other rank for a message with the tag, if it has not been answered there.
   // 2. A rank that has a message for which no receive was announced, or gets one later, offers it, once a question.
   // 3. The receiver takes the first offer that still holds (no receive by name has had the message in the meantime):
-  // from
-  //    there on it is a receive from that rank. Other offers are kept for the next such receive.
+  //    from there on it is a receive from that rank. Other offers are kept for the next such receive.
   void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
-  // Gives a message up, for `why`, on both ranks; `message` is of a tag, and the transport can close tags. Its other
-  // end fails as soon as it hears of it or is posted, and the flow's next message meets the next receive: both have
-  // been counted. finish() throws PeerRefusal with the rank and the reason, and may succeed still where it is under
-  // way. False where the message is through, or was given up before. Does not wait.
-  // 1. The rank that gives it up closes the message's tags and tells the peer. A sender who does not know them, because
-  //    no receive was announced, does both when one is.
-  // 2. A rank that hears of it closes the tags too and answers: the sender once it has posted the message, for its word
-  //    has the number. Then neither remembers the message.
+  // Cancels a message, for `why`, on both ranks; `message` is of a tag, and the transport can close tags. Its other end
+  // fails when the cancel comes there or it is posted, and the flow's next message meets the next receive: both have
+  // been counted. finish() throws PeerRefusal with the rank and the reason; a message in progress may still succeed.
+  // False if the message is through, or was cancelled before. Does not wait.
+  // 1. The rank that cancels it closes the message's tags and sends the peer a CancelMessage. A sender that does not
+  //    know the tags, because no receive was announced, does both when one is.
+  // 2. The peer closes the tags too and answers: a sender once it has posted the message, because its answer has the
+  //    number. Then neither remembers the message.
   bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
 
   // cancel() for the message once its sender is known; until then the receive is removed from those that wait.
@@ -120,8 +118,8 @@ class P2p {
   // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not
   // announced stay behind, receives that get no message any more get error frames. Does not wait. Any number of times.
   // 1. Each side tells the other, after all that it has announced.
-  // 2. Each answers the receives that it has heard of, and has no message for, with error frames. When a side has heard
-  //    that the other has withdrawn there will be no more of them, and both have counted as many messages.
+  // 2. Each answers the receives that were announced to it, and that it has no message for, with error frames. Once the
+  //    other side's withdrawal has come there will be no more of them, and both have counted as many messages.
   void withdraw(int peer, uint32_t block, const std::string& why);
 
   // The first cause of a withdrawal; empty where the block's messages are taken.
@@ -131,13 +129,13 @@ class P2p {
   // sides call it. `op` is the caller's own. Throws TransferError.
   void resume(OpContext& op, int peer, uint32_t block);
 
-  // Waits, for at most `patience`, until peers have heard of the messages that were given up here.
+  // Waits, for at most `patience`, until peers have received the cancels of this rank.
   void settle(std::chrono::milliseconds patience);
 
-  // Breaks the waits for receivers: the bulk lane has been given up. Any number of times.
+  // Breaks the waits for receivers: the bulk lane has been cancelled. Any number of times.
   void breakWaits();
 
-  // Ends the threads that hear announcements: the control lane has been cancelled.
+  // Ends the threads that receive announcements: the control lane has been cancelled.
   void stop() { board_.stop(); }
 
  private:
@@ -177,7 +175,7 @@ class P2p {
   void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
   void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, bool of_channel);
   void pair(Flow& flow);
-  void heard(int peer, Announcement announcement);
+  void received(int peer, Announcement announcement);
   void lost(int peer, const TransportError& why);
   std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
   std::exception_ptr finishRecv(P2pRecv& message);

@@ -1,7 +1,6 @@
-// Messages that are given up (P2p::cancel says how).
+// Messages that are cancelled (P2p::cancel says how).
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,12 +13,12 @@
 namespace lowcomm {
 
 bool P2p::Cancels::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
-  bool has_tags;  // else it is told when it is paired
+  bool has_tags;  // else the peer is told when it is paired
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
     const bool is_through = message->through_ || (!message->finishing_ && message->isThrough());
-    if (is_through || message->given_up_) return false;
-    message->given_up_ = true;
+    if (is_through || message->cancelled_) return false;
+    message->cancelled_ = true;
     has_tags = message->first_tag_.has_value();
     message->op.cancellation->give({p2p_.group_.rank(), why});
   }
@@ -28,47 +27,47 @@ bool P2p::Cancels::cancel(const std::shared_ptr<P2pMessage>& message, const std:
 }
 
 void P2p::Cancels::note(P2pMessage& message, const Announcement& announcement) {
-  message.given_up_ = true;
-  if (announcement.given_up) message.op.cancellation->give(*announcement.given_up);
+  message.cancelled_ = true;
+  if (announcement.cancelled) message.op.cancellation->give(*announcement.cancelled);
 }
 
-// Where it was given up by the receiver its tags are closed here.
+// If the receiver cancelled it, its tags are closed here.
 void P2p::Cancels::pair(const std::shared_ptr<P2pSend>& message, const Announcement& announcement) {
-  leave(*message, /*closes=*/!announcement.given_up, /*tells=*/true);
-  if (announcement.given_up) forget(*message);
+  leave(*message, /*closes=*/!announcement.cancelled, /*tells=*/true);
+  if (announcement.cancelled) forget(*message);
 }
 
-// The peer's word of a message that either rank gives up: an answer, or this rank answers, now or when it has the
-// message.
-void P2p::Cancels::heard(int peer, const CancelMessage& word) {
-  if (!MessageTags::belongs(word.first_tag, p2p_.group_.rank(), peer) &&
-      !MessageTags::belongs(word.first_tag, peer, p2p_.group_.rank()))
-    throw WireError("message given up: expected the first tag of one, got " + std::to_string(word.first_tag));
-  if (word.cause.by < 0 || word.cause.by >= p2p_.group_.size()) {
+// The peer's message about one that either rank cancels: an answer, or this rank answers, now or when it has posted
+// its own.
+void P2p::Cancels::received(int peer, const CancelMessage& notice) {
+  if (!MessageTags::belongs(notice.first_tag, p2p_.group_.rank(), peer) &&
+      !MessageTags::belongs(notice.first_tag, peer, p2p_.group_.rank()))
+    throw WireError("message given up: expected the first tag of one, got " + std::to_string(notice.first_tag));
+  if (notice.cause.by < 0 || notice.cause.by >= p2p_.group_.size()) {
     throw WireError("message given up: by: expected a rank below " + std::to_string(p2p_.group_.size()) + ", got " +
-                    std::to_string(word.cause.by));
+                    std::to_string(notice.cause.by));
   }
   std::shared_ptr<P2pMessage> message;
   bool is_answer = false, answers_later = false;
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    message = p2p_.underWay(peer, word.first_tag);
+    message = p2p_.underWay(peer, notice.first_tag);
     if (message) {
-      is_answer = std::exchange(message->given_up_, true);
-      message->op.cancellation->give(word.cause);
-    } else if (Announcement* const waiting = announced(peer, word.first_tag)) {
-      waiting->given_up = word.cause;
+      is_answer = std::exchange(message->cancelled_, true);
+      message->op.cancellation->give(notice.cause);
+    } else if (Announcement* const waiting = announced(peer, notice.first_tag)) {
+      waiting->cancelled = notice.cause;
       answers_later = true;
     }
   }
   if (!message) {
-    p2p_.group_.closeTags(peer, word.first_tag);
-    if (!answers_later) tell(peer, {word.first_tag, 0, word.cause});  // it is through here
+    p2p_.group_.closeTags(peer, notice.first_tag);
+    if (!answers_later) tell(peer, {notice.first_tag, 0, notice.cause});  // it is through here
     return;
   }
   if (!is_answer) leave(*message, /*closes=*/true, /*tells=*/true);
-  if (auto* const received = dynamic_cast<P2pRecv*>(message.get()); received && word.number > 0)
-    p2p_.adopt(*received, word.number);
+  if (auto* const received = dynamic_cast<P2pRecv*>(message.get()); received && notice.number > 0)
+    p2p_.adopt(*received, notice.number);
   forget(*message);
 }
 
@@ -108,13 +107,13 @@ void P2p::Cancels::tell(const P2pMessage& message) {
   tell(message.peer, {*message.first_tag_, message.sends ? message.op.sequence : 0, *message.op.cancellation->given()});
 }
 
-void P2p::Cancels::tell(int peer, const CancelMessage& word) {
+void P2p::Cancels::tell(int peer, const CancelMessage& notice) {
   std::lock_guard<std::mutex> telling(telling_);
   std::erase_if(told_, [](const AnnouncementBoard::Delivery& told) { return isOver(*told.transfer); });
   try {
-    told_.push_back(p2p_.board_.tell(peer, word));
+    told_.push_back(p2p_.board_.tell(peer, notice));
   } catch (const TransportError&) {
-    // The thread that listens to the peer hears of it too.
+    // The thread that listens to the peer finds the same error.
   }
 }
 

@@ -117,7 +117,7 @@ void P2pMessage::note(uint32_t expected_frames) const {
   });
 }
 
-// The wait for an announcement, as a transfer: OpContext::wait counts it and puts its failure into words.
+// The wait for an announcement, as a transfer: OpContext::wait counts it and describes its failure.
 class P2pSend::AnnouncementWait : public Transfer {
  public:
   explicit AnnouncementWait(P2pSend& message) : message_(message) {}
@@ -178,7 +178,7 @@ size_t P2pSend::encodeFrame(Source& source, size_t k, std::byte* frame) {
 
 void P2pSend::announced(const Announcement& theirs) {
   std::lock_guard<std::mutex> lock(mutex_);
-  heard_bytes_ = theirs.bytes;
+  announcement_bytes_ = theirs.bytes;
   announced_ = true;
   try {
     expectSameFields(description_, op.group.rank(), theirs.description, peer);
@@ -283,7 +283,7 @@ void P2pSend::wait() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     left = left_;
-    op.counters.received_bytes += heard_bytes_;
+    op.counters.received_bytes += announcement_bytes_;
     lost = lost_;
   }
   if (left) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <compare>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -79,7 +77,7 @@ class P2pMessage {
   virtual void drop(OpContext& resuming) = 0;
   // Whether all of it has been sent or received. Only for a message that no thread finishes.
   virtual bool isThrough() = 0;
-  // It is given up: its wait for the peer is over, and nothing more is begun.
+  // It is cancelled: its wait for the peer is over, and nothing more begins.
   virtual void leave() = 0;
   // Lets go of its frames. Its tags are closed, or it is through.
   virtual void release() = 0;
@@ -96,8 +94,8 @@ class P2pMessage {
   bool finishing_ = false;
   bool taken_down_ = false;
   bool dropped_ = false;               // its block has begun anew: it is as good as refused
-  bool through_ = false;               // it is over, and was not given up
-  bool given_up_ = false;              // by either rank
+  bool through_ = false;               // it is over, and was not cancelled
+  bool cancelled_ = false;             // by either rank
   std::optional<uint32_t> first_tag_;  // of its own; of a send known once it is announced
 };
 
@@ -153,9 +151,9 @@ class P2pSend : public P2pMessage {
   std::condition_variable changed_;
   bool announced_ = false;
   std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn
-  bool left_ = false;           // it is given up
+  bool left_ = false;           // it is cancelled
   std::optional<TransportError> lost_;
-  size_t heard_bytes_ = 0;  // of the announcement
+  size_t announcement_bytes_ = 0;
   std::vector<Outgoing> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
 };

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <list>
 #include <map>
 #include <memory>
@@ -29,7 +28,7 @@ class P2p::AnySource {
   bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
 
   // The board's handler of a question or an offer.
-  void heard(int peer, const AnySourceWord& word);
+  void received(int peer, const AnySourceMessage& message);
 
   // Tells a rank that has asked, once, that the next receive of the flow that it announces will have a message.
   void offer(int peer, const MessageFlow& name);
@@ -56,7 +55,7 @@ class P2p::AnySource {
   };
   // A peer's question for a message.
   struct Wanted {
-    uint32_t heard = 0;  // announcements of the flow since then
+    uint32_t announced = 0;  // receives of the flow, since then
     bool answered = false;
     AnnouncementBoard::Delivery offer = {};
   };
@@ -78,7 +77,7 @@ class P2p::Cancels {
   bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
 
   // The board's handler of the peer's message.
-  void heard(int peer, const CancelMessage& word);
+  void received(int peer, const CancelMessage& notice);
 
   // With the lock. Marks a send as cancelled when it is paired with an announcement and either of the two is.
   void note(P2pMessage& message, const Announcement& announcement);
@@ -92,7 +91,7 @@ class P2p::Cancels {
   Announcement* announced(int peer, uint32_t first_tag);
   void leave(P2pMessage& message, bool closes, bool tells);
   void tell(const P2pMessage& message);
-  void tell(int peer, const CancelMessage& word);
+  void tell(int peer, const CancelMessage& notice);
   void forget(P2pMessage& message);
 
   P2p& p2p_;
@@ -109,7 +108,8 @@ class P2p::Withdrawals {
   struct Block {
     std::mutex announcing;  // of receives, one at a time
     uint32_t period = 0;
-    bool closed = false, heard = false;  // this rank has withdrawn; so has the peer, and all is answered
+    bool closed = false;       // this rank has withdrawn
+    bool peer_closed = false;  // the peer has withdrawn, and all its receives are answered
     std::string why;
     std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
     AnnouncementBoard::Delivery delivery;
@@ -120,7 +120,7 @@ class P2p::Withdrawals {
   void resume(OpContext& op, int peer, uint32_t number);
 
   // The board's handler of the peer's withdrawal.
-  void heard(int peer, const Withdrawal& theirs);
+  void received(int peer, const Withdrawal& theirs);
 
   // For a withdrawn flow: sends that wait for a receive stay queued; receives that wait for a send are refused after
   // the frames of earlier messages.

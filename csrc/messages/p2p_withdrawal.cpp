@@ -13,19 +13,19 @@
 
 namespace lowcomm {
 
-// The wait for the peer's withdrawal, as a transfer: OpContext::wait counts it and puts its failure into words.
+// The wait for the peer's withdrawal, as a transfer: OpContext::wait counts it and describes its failure.
 class P2p::Withdrawals::Wait : public Transfer {
  public:
   Wait(P2p& p2p, int peer, const Block& block) : p2p_(p2p), peer_(peer), block_(block) {}
 
   void wait(std::chrono::milliseconds deadline) override {
     std::unique_lock<std::mutex> lock(p2p_.mutex_);
-    const auto over = [&] { return block_.heard || p2p_.lost_.contains(peer_); };
+    const auto over = [&] { return block_.peer_closed || p2p_.lost_.contains(peer_); };
     if (!p2p_.changed_.wait_for(lock, deadline, over)) {
       throw TransportError(TransportError::Kind::timed_out, peer_,
                            "timed out waiting " + std::to_string(deadline.count()) + " ms for its withdrawal");
     }
-    if (!block_.heard) throw p2p_.lost_.at(peer_);
+    if (!block_.peer_closed) throw p2p_.lost_.at(peer_);
   }
 
  private:
@@ -68,19 +68,20 @@ void P2p::Withdrawals::refuseAll(int peer, uint32_t block) {
     if (std::get<2>(key)) refuseRest(peer, std::get<1>(key));
 }
 
-// Heard in order with announcements: when this returns, all of the peer's in its period have been answered.
-void P2p::Withdrawals::heard(int peer, const Withdrawal& theirs) {
+// Called in order with announcements: when this returns, all of the peer's in its period have been answered.
+void P2p::Withdrawals::received(int peer, const Withdrawal& theirs) {
   Block& block = this->block(peer, theirs.block);
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    const bool next = block.closed && block.heard && !block.next && theirs.period == block.period + 1;
+    const bool next = block.closed && block.peer_closed && !block.next && theirs.period == block.period + 1;
     if (next) {
       block.next = theirs.why;
       return;
     }
-    if (block.heard || theirs.period != block.period) {
+    if (block.peer_closed || theirs.period != block.period) {
       throw WireError("withdrawal of block " + std::to_string(theirs.block) + ": expected period " +
-                      std::to_string(block.period + (block.heard ? 1 : 0)) + ", got " + std::to_string(theirs.period));
+                      std::to_string(block.period + (block.peer_closed ? 1 : 0)) + ", got " +
+                      std::to_string(theirs.period));
     }
   }
   if (close(block, theirs.why)) tell(peer, theirs.block, block);
@@ -92,7 +93,7 @@ void P2p::Withdrawals::heard(int peer, const Withdrawal& theirs) {
 void P2p::Withdrawals::answered(int peer, uint32_t number, Block& block) {
   refuseAll(peer, number);
   std::lock_guard<std::mutex> lock(p2p_.mutex_);
-  block.heard = true;
+  block.peer_closed = true;
   p2p_.changed_.notify_all();
 }
 
@@ -107,7 +108,7 @@ void P2p::Withdrawals::refuseRest(int peer, const MessageFlow& name) {
   {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
     const Block& block = blocks_[{peer, name.block()}];
-    if (!block.closed || block.heard) return;  // all have been answered: what there is belongs to the next period
+    if (!block.closed || block.peer_closed) return;  // all have been answered: what there is belongs to the next period
     why = "the messages of its block were withdrawn: " + block.why;
     behind.swap(flow.unannounced);
     unanswered.swap(flow.announced);
@@ -130,8 +131,8 @@ void P2p::Withdrawals::resume(OpContext& op, int peer, uint32_t number) {
   withdraw(peer, number, "its messages begin anew");
   Block& block = this->block(peer, number);
   op.conversing = true;
-  Wait heard(p2p_, peer, block);
-  op.wait(heard, peer, "waiting for its withdrawal");
+  Wait withdrawn(p2p_, peer, block);
+  op.wait(withdrawn, peer, "waiting for its withdrawal");
   op.wait(*block.delivery.transfer, peer, "withdrawing");
   // Messages that no thread waits for; those that are being finished are removed by their threads.
   std::vector<std::shared_ptr<P2pMessage>> left;
@@ -161,7 +162,7 @@ void P2p::Withdrawals::resume(OpContext& op, int peer, uint32_t number) {
       p2p_.close(key, flow->second);
     }
     block.delivery = {};
-    block.closed = block.heard = false;
+    block.closed = block.peer_closed = false;
     block.why.clear();
     ++block.period;
     next = std::exchange(block.next, std::nullopt);
@@ -198,7 +199,7 @@ void P2p::Withdrawals::expectTaken(const P2pMessage& message) {
 // After both sides have withdrawn an announcement is of the next period, which has not begun here.
 bool P2p::Withdrawals::refuses(int peer, const MessageFlow& name) {
   const Block& block = blocks_[{peer, name.block()}];
-  return block.closed && !block.heard;
+  return block.closed && !block.peer_closed;
 }
 
 }  // namespace lowcomm

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -95,7 +93,6 @@ class BoundaryChannel : public std::enable_shared_from_this<BoundaryChannel> {
   std::unique_ptr<ChannelMessage> recv(void* data, uint64_t elements, std::vector<uint64_t> samples);
 
   DType dtype() const { return options_.dtype; }
-  int peer() const { return peer_; }
 
  private:
   friend class ChannelMessage;

@@ -13,9 +13,47 @@ namespace lowcomm {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{60};
-constexpr uint64_t kRounds = 2;  // calls of readAhead() whose slots are kept: of this batch and of the next
+constexpr uint64_t kRounds = 2;  // calls of want() whose slots are kept: of this batch and of the next
 
 }  // namespace
+
+void SlotsAhead::want(const std::vector<uint64_t>& samples) {
+  ++round_;
+  std::erase_if(wanted_, [&](const auto& entry) { return entry.second.round + kRounds <= round_; });
+  for (uint64_t sample : samples) {
+    const auto [entry, fresh] = wanted_.try_emplace(sample);
+    entry->second.round = round_;
+    ++entry->second.wishes;
+    if (fresh) to_read_.push_back(sample);
+  }
+}
+
+SlotsAhead::Bytes SlotsAhead::take(uint64_t sample) {
+  const auto wanted = wanted_.find(sample);
+  if (wanted == wanted_.end()) return nullptr;
+  const Bytes bytes = wanted->second.bytes;
+  if (--wanted->second.wishes == 0) wanted_.erase(wanted);
+  return bytes;
+}
+
+uint64_t SlotsAhead::next() {
+  const uint64_t sample = to_read_.front();
+  to_read_.pop_front();
+  return sample;
+}
+
+bool SlotsAhead::lacks(uint64_t sample) const {
+  const auto wanted = wanted_.find(sample);
+  return wanted != wanted_.end() && !wanted->second.bytes;
+}
+
+void SlotsAhead::keep(uint64_t sample, const Bytes& bytes) {
+  if (const auto wanted = wanted_.find(sample); wanted != wanted_.end()) wanted->second.bytes = bytes;
+}
+
+void SlotsAhead::forgetIf(const std::function<bool(uint64_t sample)>& gone) {
+  std::erase_if(wanted_, [&](const auto& entry) { return gone(entry.first); });
+}
 
 BufferedStore::BufferedStore(std::unique_ptr<SlotStore> store, size_t slot_bytes, size_t most_waiting, std::string path)
     : store_(std::move(store)),
@@ -35,7 +73,7 @@ BufferedStore::~BufferedStore() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
-    to_read_.clear();
+    ahead_.stop();
   }
   changed_->notify_all();
   thread_.join();
@@ -57,12 +95,8 @@ uint32_t BufferedStore::versionOf(uint64_t sample) const {
 void BufferedStore::read(uint64_t sample, std::byte* to) {
   Lock lock(mutex_);
   await(lock, "read a slot of", [&] { return !(working_ && sample_ == sample) || writes_.contains(sample); });
-  Bytes bytes;
+  Bytes bytes = ahead_.take(sample);
   if (const auto write = writes_.find(sample); write != writes_.end()) bytes = write->second.bytes;
-  if (const auto ahead = ahead_.find(sample); ahead != ahead_.end()) {
-    if (!bytes) bytes = ahead->second.bytes;
-    if (--ahead->second.wishes == 0) ahead_.erase(ahead);
-  }
   ++(bytes ? reads_.ahead : reads_.late);
   lock.unlock();
   if (bytes) {
@@ -84,7 +118,7 @@ void BufferedStore::write(uint64_t sample, uint32_t version, const std::byte* fr
   await(lock, "write a slot of", [&] { return to_write_.size() < most_waiting_; });
   if (versionOf(sample) == 0) ++slots_;
   writes_[sample] = {version, bytes};
-  if (const auto ahead = ahead_.find(sample); ahead != ahead_.end()) ahead->second.bytes.reset();
+  ahead_.outdate(sample);
   to_write_.push_back(sample);
   changed_->notify_all();
 }
@@ -92,7 +126,7 @@ void BufferedStore::write(uint64_t sample, uint32_t version, const std::byte* fr
 void BufferedStore::forget(uint64_t sample) {
   Lock lock(mutex_);
   await(lock, "forget a slot of", [&] { return !writes_.contains(sample) && !(working_ && sample_ == sample); });
-  ahead_.erase(sample);
+  ahead_.forget(sample);
   if (store_->version(sample) > 0) --slots_;
   store_->forget(sample);
 }
@@ -117,14 +151,7 @@ std::map<std::string, uint64_t> BufferedStore::forgotten() const {
 
 void BufferedStore::readAhead(const std::vector<uint64_t>& samples) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++round_;
-  std::erase_if(ahead_, [&](const auto& entry) { return entry.second.round + kRounds <= round_; });
-  for (uint64_t sample : samples) {
-    const auto [entry, fresh] = ahead_.try_emplace(sample);
-    entry->second.round = round_;
-    ++entry->second.wishes;
-    if (fresh) to_read_.push_back(sample);
-  }
+  ahead_.want(samples);
   changed_->notify_all();
 }
 
@@ -138,7 +165,7 @@ void BufferedStore::recheck() {
   drain(lock);
   store_->recheck();
   slots_ = store_->slots();
-  std::erase_if(ahead_, [&](const auto& entry) { return store_->version(entry.first) == 0; });
+  ahead_.forgetIf([&](uint64_t sample) { return store_->version(sample) == 0; });
 }
 
 void BufferedStore::check() {
@@ -189,8 +216,8 @@ void BufferedStore::await(Lock& lock, const char* doing, Done done) const {
 void BufferedStore::work() {
   Lock lock(mutex_);
   for (;;) {
-    changed_->wait(lock, [&] { return ending_ || !to_read_.empty() || !to_write_.empty(); });
-    if (!to_read_.empty()) {
+    changed_->wait(lock, [&] { return ending_ || ahead_.hasNext() || !to_write_.empty(); });
+    if (ahead_.hasNext()) {
       readNext(lock);
     } else if (!to_write_.empty()) {
       writeNext(lock);
@@ -203,12 +230,9 @@ void BufferedStore::work() {
 }
 
 void BufferedStore::readNext(Lock& lock) {
-  const uint64_t sample = to_read_.front();
-  to_read_.pop_front();
-  const auto wanted = ahead_.find(sample);
+  const uint64_t sample = ahead_.next();
   // A slot that waits to be written is kept when it is.
-  if (wanted == ahead_.end() || wanted->second.bytes || writes_.contains(sample) || store_->version(sample) == 0)
-    return;
+  if (!ahead_.lacks(sample) || writes_.contains(sample) || store_->version(sample) == 0) return;
   working_ = true;
   sample_ = sample;
   lock.unlock();
@@ -255,8 +279,7 @@ void BufferedStore::writeNext(Lock& lock) {
 
 // Keeps a sample that is needed again soon.
 void BufferedStore::keepAhead(uint64_t sample, const Bytes& bytes) {
-  const auto ahead = ahead_.find(sample);
-  if (ahead != ahead_.end() && !writes_.contains(sample)) ahead->second.bytes = bytes;
+  if (!writes_.contains(sample)) ahead_.keep(sample, bytes);
 }
 
 }  // namespace lowcomm

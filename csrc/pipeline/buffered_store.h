@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,44 @@
 #include "pipeline/slot_store.h"
 
 namespace lowcomm {
+
+// Slots that are read before they are asked for: those of the last two batches. Not thread-safe: its store's lock
+// guards it.
+class SlotsAhead {
+ public:
+  using Bytes = std::shared_ptr<std::vector<std::byte>>;
+
+  // The samples of the next batch, each of which take() asks for as often as it stands there.
+  void want(const std::vector<uint64_t>& samples);
+
+  // The bytes of a sample, null if they are not there; one of its wishes is fulfilled.
+  Bytes take(uint64_t sample);
+
+  // The samples to read, in the order of want(); stop() empties the queue.
+  bool hasNext() const { return !to_read_.empty(); }
+  uint64_t next();
+  void stop() { to_read_.clear(); }
+
+  // Whether the bytes of a sample are wanted and not there; keep() gives them, if they are wanted.
+  bool lacks(uint64_t sample) const;
+  void keep(uint64_t sample, const Bytes& bytes);
+
+  // The bytes of a sample are no longer its last ones; it is no longer wanted, nor are those for which `gone` holds.
+  void outdate(uint64_t sample) { keep(sample, nullptr); }
+  void forget(uint64_t sample) { wanted_.erase(sample); }
+  void forgetIf(const std::function<bool(uint64_t sample)>& gone);
+
+ private:
+  struct Wanted {
+    uint64_t round = 0;   // the last call of want() that asked for it
+    uint32_t wishes = 0;  // calls whose take() has not come
+    Bytes bytes;          // null until they are there
+  };
+
+  std::map<uint64_t, Wanted> wanted_;
+  std::deque<uint64_t> to_read_;
+  uint64_t round_ = 0;
+};
 
 // A store in front of a slower one: slots are read before they are asked for, and written behind the caller, by a
 // thread of its own. A slot that waits to be written is read from there, so that a sample which comes again in the next
@@ -49,22 +88,16 @@ class BufferedStore final : public SlotStore {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Bytes = std::shared_ptr<std::vector<std::byte>>;
+  using Bytes = SlotsAhead::Bytes;
   struct Write {
     uint32_t version = 0;
     Bytes bytes;
-  };
-  struct Read {
-    uint64_t round = 0;   // the last call of readAhead() that asked for it
-    uint32_t wishes = 0;  // calls whose read() has not come
-    Bytes bytes;          // null until they are there
   };
 
   void work();
   void writeNext(Lock& lock);
   void readNext(Lock& lock);
   void keepAhead(uint64_t sample, const Bytes& bytes);
-  void failed(uint64_t sample, const char* why);
   uint32_t versionOf(uint64_t sample) const;
   void throwFailure();
   void drain(Lock& lock) const;
@@ -79,9 +112,7 @@ class BufferedStore final : public SlotStore {
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::map<uint64_t, Write> writes_;  // by sample, until they are written
   std::deque<uint64_t> to_write_;     // a sample once for each write
-  std::map<uint64_t, Read> ahead_;
-  std::deque<uint64_t> to_read_;
-  uint64_t round_ = 0;
+  SlotsAhead ahead_;
   uint64_t done_ = 0;     // slots read and written behind the caller
   bool working_ = false;  // on `sample_`
   uint64_t sample_ = 0;

@@ -1,6 +1,5 @@
 #include "pipeline/sample_memory.h"
 
-#include <string>
 #include <utility>
 
 #include "base/error.h"

@@ -1,7 +1,6 @@
 #include "pipeline/slot_file_header.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/hashes.h"

@@ -8,7 +8,6 @@
 #include "base/float_env.h"
 #include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
-#include "kernels/noise/noise.h"
 
 namespace lowcomm {
 namespace {

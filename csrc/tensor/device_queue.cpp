@@ -6,8 +6,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <memory>
-#include <optional>
 #include <utility>
 
 #include "cuda/accumulate.h"

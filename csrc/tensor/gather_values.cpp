@@ -1,7 +1,6 @@
 #include "tensor/gather_values.h"
 
 #include <cstdint>
-#include <utility>
 
 #include "collective/collectives.h"
 #include "wire/layout.h"

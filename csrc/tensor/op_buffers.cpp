@@ -1,7 +1,6 @@
 #include "tensor/op_buffers.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace lowcomm {
 namespace {

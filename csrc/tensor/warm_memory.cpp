@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <utility>
 
 namespace lowcomm {
 namespace {

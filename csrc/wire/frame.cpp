@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cstring>
-#include <string>
 
 #include "base/cursor.h"
 #include "base/error.h"

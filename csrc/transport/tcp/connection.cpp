@@ -1,15 +1,17 @@
 #include "transport/tcp/connection.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/pace.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -21,6 +23,7 @@ constexpr size_t kTurnBytes = 1 << 20;
 constexpr size_t kParts = 16;
 constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
 constexpr auto kJudge = 1s;
+constexpr size_t kLastReads = 64;  // of a socket, at a time
 
 }  // namespace
 
@@ -158,6 +161,29 @@ bool Connection::sayLast() {
   }
   const iovec part{header.data(), header.size()};
   return pipe_->write({&part, 1}).bytes == header.size() && !pipe_->holds();
+}
+
+void LastBytes::add(Fd fd, Clock::time_point deadline) {
+  ::shutdown(fd.get(), SHUT_WR);
+  sockets_.push_back({std::move(fd), deadline});
+}
+
+void LastBytes::waitFor(std::vector<pollfd>& waits) const {
+  for (const Socket& one : sockets_)
+    waits.push_back({one.fd.get(), POLLIN, 0});
+}
+
+void LastBytes::closeDone() {
+  std::array<std::byte, 4096> unread;
+  sockets_.remove_if([&](const Socket& one) {
+    ssize_t count = 1;
+    for (size_t i = 0; i < kLastReads && count > 0; ++i)
+      count = ::recv(one.fd.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+    const bool is_over = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
+    int on_their_way = 0;
+    return is_over || Clock::now() > one.deadline ||
+           (::ioctl(one.fd.get(), SIOCOUTQ, &on_their_way) == 0 && on_their_way == 0);
+  });
 }
 
 }  // namespace lowcomm::tcp

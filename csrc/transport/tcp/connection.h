@@ -1,16 +1,20 @@
 #pragma once
 
+#include <poll.h>
+
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "transport/tcp/message_stream.h"
 #include "transport/tcp/pace.h"
-#include "transport/tcp/pipe.h"
+#include "transport/tcp/socket.h"
 #include "transport/tcp/wire.h"
 
 namespace lowcomm::tcp {
@@ -82,6 +86,29 @@ class Connection {
   std::array<std::byte, kPieceHeaderBytes> in_header_;
   size_t in_header_have_ = 0, in_left_ = 0;  // of the piece under way
   bool said_last_ = false;
+};
+
+// Sockets of connections that have ended here, while their last bytes are on their way to the peer. The kernel resets a
+// connection that is closed with bytes unread, and drops what it has yet to send. So what the peer sends is read and
+// discarded until the peer has received all bytes, has ended the connection too, or the deadline is over.
+//
+// Used by the endpoint's thread, or under its lock.
+class LastBytes {
+ public:
+  void add(Fd fd, Clock::time_point deadline);
+  bool empty() const { return sockets_.empty(); }
+  void clear() { sockets_.clear(); }
+
+  // Appends what to wait for; closeDone() after poll().
+  void waitFor(std::vector<pollfd>& waits) const;
+  void closeDone();
+
+ private:
+  struct Socket {
+    Fd fd;
+    Clock::time_point deadline;
+  };
+  std::list<Socket> sockets_;
 };
 
 }  // namespace lowcomm::tcp

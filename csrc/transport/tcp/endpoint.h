@@ -3,43 +3,21 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <list>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "transport/tcp/admission.h"
+#include "transport/tcp/connection.h"
 #include "transport/tcp/link.h"
 #include "transport/tcp/pace.h"
-#include "transport/tcp/pipe.h"
-#include "transport/tcp/relay.h"
-#include "transport/tcp/secret.h"
+#include "transport/tcp/secure.h"
 #include "transport/tcp/socket.h"
-#include "transport/tcp/strangers.h"
 
 namespace lowcomm::tcp {
-
-// Where an endpoint listens, and by which addresses others reach it.
-struct EndpointOptions {
-  std::string listen = "";     // "host:port"; empty: every interface, a port that the system picks
-  std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
-  std::string interface = "";  // of the machine; empty: all
-  std::string rate = "";       // Pace
-  bool dials_only = false;     // nobody can reach it: it does not listen
-  std::string relay = "";      // "host:port" of one; empty: a rank that can be reached
-  bool relays_all = false;     // it is a relay for groups that it does not belong to
-  std::optional<Secret> secret = {};
-
-  // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
-  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE; LOWCOMM_DIAL_ONLY; LOWCOMM_RELAY; Secret::fromEnvironment(). ValueError
-  // naming the variable.
-  static EndpointOptions fromEnvironment();
-};
 
 // One listening port and one thread, which all groups of a process share. The thread does all reading and writing, by
 // poll(): a process has some dozens of connections, and a loop of a page serves them as well as a library would.
@@ -49,16 +27,15 @@ struct EndpointOptions {
 // So ranks that send to each other in an order in which no two send to the same one keep to it, and links are shared by
 // no more flows than need be (the kernel holds little unsent: connection.cpp).
 //
-// A connection from outside has to say a Hello of a group that is here within seconds (Strangers). With a secret, all
-// connections are TLS, from here and from outside.
+// Connections that others make go through Admission. With a secret, all connections are TLS, in both directions.
 class Endpoint {
  public:
   // ValueError where it cannot listen, or where there is a secret and no TLS.
   explicit Endpoint(const EndpointOptions& options);
   ~Endpoint();
 
-  // That of this process, which lives as long as anybody has it. Of the environment's options; ValueError where the
-  // environment has come to have another secret meanwhile.
+  // This process's endpoint, made with the environment's options; it lives while a group has it. ValueError if the
+  // environment has another secret by now.
   static std::shared_ptr<Endpoint> shared();
 
   uint64_t incarnation() const { return incarnation_; }
@@ -68,23 +45,10 @@ class Endpoint {
   // Connections that it joins, and the bytes that it has passed on between them.
   std::pair<size_t, uint64_t> relayed();
 
-  // None of one that only dials.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::vector<std::string>& addresses() const { return admission_.addresses(); }
   const std::shared_ptr<Tls>& tls() const { return tls_; }  // null: without a secret
 
-  // A group is being made: a rank that dials for it too early gets no answer, where it would be told that there is no
-  // such group.
-  void expect(const GroupId& group);
-  void expectNoMore(const GroupId& group);
-
   void add(const std::shared_ptr<Link>& link);
-
-  // Serves a group whose peers are not known in advance: `admit` makes the link for a peer's first Hello of the group,
-  // from the network `host` (empty: it has the secret), or null where there is no room. It is called on the endpoint's
-  // thread, with the links' lock. ValueError where the group is served already. After serveNoMore() it is not called.
-  using Admit = std::function<std::shared_ptr<Link>(const Hello&, const std::string& host)>;
-  void serve(const GroupId& group, Admit admit);
-  void serveNoMore(const GroupId& group);
 
   // The link's channel ends; nothing of it is touched afterwards. What it said last is still brought to the peer, also
   // where the endpoint is destroyed meanwhile, which then takes up to kStays. So do pairs that it relays.
@@ -93,13 +57,20 @@ class Endpoint {
 
   // The place of a message among all that leave this process. wake(): there is something to write.
   uint64_t takePlace() { return ++places_; }
-  void wake();
+  void wake() { waker_.wake(); }
 
   // Calls with the links' lock, while the thread rests.
   template <class F>
   auto locked(F&& f) {
     std::lock_guard lock(mutex_);
     return f();
+  }
+
+  // Calls with what admits connections from outside, and the links' lock.
+  template <class F>
+  auto withAdmission(F&& f) {
+    std::lock_guard lock(mutex_);
+    return f(admission_);
   }
 
   // For tests: accepts no connections from now on, like an endpoint whose address has changed.
@@ -109,45 +80,44 @@ class Endpoint {
   void cut();
 
  private:
-  std::string listen(const EndpointOptions& options);
   void run();
   void turn();
   void failAll(const std::string& why);
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
-  void acceptSome();
-  using Introduction = Strangers::PendingHello::Introduction;
-  void introduce(Introduction& one);
-  bool mayBeRelayed(const Introduction& one) const;
-  Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;
   void halt();
-  void seeOff();
   bool stays();
 
-  Fd listener_, waker_;
-  std::vector<std::string> addresses_;
+  Waker waker_;
   const uint64_t incarnation_;
   const std::shared_ptr<Tls> tls_;
   const std::string relay_address_;
-  const bool relays_all_;
   Pace pace_;
-  Relay relay_;
-  std::atomic<bool> stop_{false}, awake_{false};
+  std::atomic<bool> stop_{false};
   std::atomic<uint64_t> places_{0};
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // of all below
   std::vector<std::shared_ptr<Link>> links_;
-  std::vector<GroupId> expected_;
-  std::optional<Strangers> strangers_;  // from when the port is known
-  std::map<GroupId, Admit> served_;
-  // A socket whose last bytes are on their way.
-  struct Leaving {
-    Fd fd;
-    Clock::time_point deadline;
-  };
-  std::list<Leaving> leaving_;
-  Clock::time_point accept_at_{}, tick_at_{}, stays_until_{};
+  Admission admission_;
+  LastBytes last_bytes_;
+  Clock::time_point tick_at_{}, stays_until_{};
   std::chrono::milliseconds patience_{0};  // of the next poll()
   std::thread thread_;
+};
+
+// Held while a group is being made (Admission::expect). The endpoint outlives it.
+class Expectation {
+ public:
+  Expectation(Endpoint& endpoint, const GroupId& group) : endpoint_(endpoint), group_(group) {
+    endpoint_.withAdmission([&](Admission& admission) { admission.expect(group_); });
+  }
+  Expectation(const Expectation&) = delete;
+  ~Expectation() {
+    endpoint_.withAdmission([&](Admission& admission) { admission.expectNoMore(group_); });
+  }
+
+ private:
+  Endpoint& endpoint_;
+  const GroupId group_;
 };
 
 }  // namespace lowcomm::tcp

@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,10 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <span>
-#include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -52,22 +48,17 @@ bool isOurs(int fd) {
 }  // namespace
 
 Forwarder::Forwarder(std::shared_ptr<Endpoint> endpoint, std::string what)
-    : endpoint_(std::move(endpoint)), what_(std::move(what)), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    : endpoint_(std::move(endpoint)), what_(std::move(what)) {
   thread_ = std::thread([this] { run(); });
 }
 
 Forwarder::~Forwarder() {
   stop_ = true;
-  wake();
+  waker_.wake();
   thread_.join();
   streams_.splice(streams_.end(), added_);
   for (const Stream& stream : streams_)
     endpoint_->remove(stream.link);  // from now on nothing of it is touched, nor wakes this
-}
-
-void Forwarder::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(waker_.get(), &one, sizeof(one));
 }
 
 void Forwarder::add(Fd socket, std::shared_ptr<Link> link, bool listens) {
@@ -75,7 +66,7 @@ void Forwarder::add(Fd socket, std::shared_ptr<Link> link, bool listens) {
     std::lock_guard lock(mutex_);
     added_.push_back({std::move(socket), std::move(link), listens});
   }
-  wake();
+  waker_.wake();
 }
 
 void Forwarder::run() {
@@ -88,7 +79,7 @@ void Forwarder::run() {
 
 // Waits until something may be done, and does it.
 void Forwarder::turn() {
-  std::vector<pollfd> waits{{waker_.get(), POLLIN, 0}};
+  std::vector<pollfd> waits{waker_.waitsFor()};
   for (Stream& stream : streams_) {
     const int in = !stream.is_read && stream.sending.size() < kMessages ? POLLIN : 0;
     const int out = stream.begin < stream.end ? POLLOUT : 0;
@@ -99,8 +90,7 @@ void Forwarder::turn() {
     logLine(what_ + ": poll: expected to wait for descriptors, got: " + std::strerror(errno));
     std::this_thread::sleep_for(milliseconds(500));
   }
-  uint64_t count;
-  [[maybe_unused]] const ssize_t got = ::read(waker_.get(), &count, sizeof(count));
+  waker_.clear(waits[0].revents);
   {
     std::lock_guard lock(mutex_);
     streams_.splice(streams_.end(), added_);
@@ -149,7 +139,7 @@ bool Forwarder::drain(Stream& stream) {
       if (count < 0) throw TransportError(TransportError::Kind::closed, 0, kChannelClosed);  // by the socket
       stream.begin += count;
     }
-    if (!stream.receiving) stream.receiving = stream.link->channel.receive(0, stream.come, [this] { wake(); });
+    if (!stream.receiving) stream.receiving = stream.link->channel.receive(0, stream.come, [this] { waker_.wake(); });
     if (!stream.receiving->ended()) return has_received;
     stream.begin = 0;
     stream.end = std::exchange(stream.receiving, nullptr)->wait(0, milliseconds(0));
@@ -173,7 +163,7 @@ bool Forwarder::fill(Stream& stream) {
     has_sent = true;
     Sending& next = stream.sending.emplace_back();
     next.bytes.assign(read_.begin(), read_.begin() + count);
-    next.delivery = stream.link->channel.send(0, next.bytes, endpoint_->takePlace(), [this] { wake(); });
+    next.delivery = stream.link->channel.send(0, next.bytes, endpoint_->takePlace(), [this] { waker_.wake(); });
   }
   return has_sent;
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <deque>
@@ -64,11 +63,10 @@ class Forwarder {
   bool fill(Stream& stream);
   bool drain(Stream& stream);
   bool enter(Stream& stream);
-  void wake();
 
   const std::shared_ptr<Endpoint> endpoint_;
   const std::string what_;
-  const Fd waker_;
+  Waker waker_;
   std::atomic<bool> stop_{false};
   std::list<Stream> streams_;  // of the thread
   std::vector<std::byte> read_ = std::vector<std::byte>(kMessageBytes);

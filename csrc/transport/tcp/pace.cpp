@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <string>
 
 #include "base/error.h"
 #include "transport/tcp/socket.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/pipe.h"
+#include "transport/tcp/socket.h"
 #include "transport/tcp/tls.h"
 #include "transport/tcp/wire.h"
 

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/pipe.h"
 #include "transport/tcp/secure.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/wire.h"

@@ -1,7 +1,6 @@
 #include "transport/tcp/tcp.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <random>
@@ -44,12 +43,12 @@ class TcpTransport final : public Transport {
     cancel(Lane::bulk);
   }
 
-  // The next channel to the route's peer. Of each peer the control channel comes first, then the bulk ones.
+  // Adds the next channel to the route's peer: first the control channel, then the bulk ones, which go its way.
   void add(tcp::Route route) {
     auto& channels = links_.at(route.peer);
     route.channel = static_cast<uint32_t>(channels.size());
     channels.push_back(std::make_shared<Link>(route));
-    if (channels.size() > 1) endpoint_->locked([&] { channels.back()->copyRoute(*channels.front()); });
+    endpoint_->locked([&] { channels.back()->dialer().copyRoute(channels.front()->dialer()); });
     endpoint_->add(channels.back());
   }
   const std::vector<std::shared_ptr<Link>>& links(int peer) const { return links_[peer]; }
@@ -169,20 +168,6 @@ tcp::GroupId agreeOnGroup(Rendezvous& rendezvous, int rank, milliseconds timeout
   return group;
 }
 
-// While a group is being made.
-class Expectation {
- public:
-  Expectation(tcp::Endpoint& endpoint, const tcp::GroupId& group) : endpoint_(endpoint), group_(group) {
-    endpoint_.expect(group_);
-  }
-  Expectation(const Expectation&) = delete;
-  ~Expectation() { endpoint_.expectNoMore(group_); }
-
- private:
-  tcp::Endpoint& endpoint_;
-  const tcp::GroupId group_;
-};
-
 // How a process makes its connections.
 std::string manner(const std::shared_ptr<tcp::Tls>& tls) {
   return tls ? "tls" : "plain";
@@ -238,7 +223,7 @@ Addresses relayOf(const std::string& named, const std::vector<Addresses>& of_ran
   return found;
 }
 
-// The higher of two ranks, but who cannot be reached in any case. `reachable`: this rank.
+// The higher rank dials, unless only one of the two is reachable: then the other one dials. `reachable`: this rank.
 void decideWhoDials(tcp::Route& route, bool reachable) {
   const bool peer_reachable = !route.addresses.empty();
   if (!reachable && !peer_reachable && route.relays.empty()) {
@@ -267,7 +252,7 @@ class GroupMaker {
 
   std::unique_ptr<Transport> run() {
     const tcp::GroupId group = agreeOnGroup(rendezvous_, rank_, timeout_);
-    const Expectation expectation(endpoint_, group);
+    const tcp::Expectation expectation(endpoint_, group);
     introduce(group);
     for (const tcp::Route& route : routes_) {
       if (route.peer != rank_) transport_->add(route);
@@ -374,7 +359,7 @@ class GroupMaker {
   void expectOneSecret() const {
     for (int peer = 0; peer < size_; ++peer) {
       for (const auto& link : transport_->links(peer)) {
-        if (endpoint_.locked([&] { return link->hasOtherSecret(); }))
+        if (endpoint_.locked([&] { return link->dialer().hasOtherSecret(); }))
           throw TransportError(Kind::closed, peer, tcp::kOtherSecret);
       }
     }

@@ -17,7 +17,6 @@
 #endif
 
 #include <cstring>
-#include <span>
 #include <string_view>
 
 namespace lowcomm::tcp {

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <random>
 #include <thread>
-#include <utility>
 
 #include "base/error.h"
 
@@ -39,11 +38,13 @@ TunnelExit::TunnelExit(std::shared_ptr<Endpoint> endpoint, uint16_t port, size_t
       most_(kStreams + 8 * ranks),
       most_of_host_(kOfAHost + 4 * ranks),
       forwarder_(endpoint_, "") {
-  endpoint_->serve(tunnelGroup(), [this](const Hello& hello, const std::string& host) { return admit(hello, host); });
+  endpoint_->withAdmission([this](Admission& admission) {
+    admission.serve(tunnelGroup(), [this](const Hello& hello, const std::string& host) { return admit(hello, host); });
+  });
 }
 
 TunnelExit::~TunnelExit() {
-  endpoint_->serveNoMore(tunnelGroup());
+  endpoint_->withAdmission([](Admission& admission) { admission.serveNoMore(tunnelGroup()); });
 }
 
 // With the endpoint's lock, on its thread.
@@ -80,7 +81,7 @@ bool TunnelExit::makeRoom(const std::string& host) {
   if (count < most_of_host_ && clients_.size() < most_) return true;
   const auto gone = std::find_if(clients_.begin(), clients_.end(), [&](const Client& one) {
     const auto link = one.link.lock();
-    return (count < most_of_host_ || one.host == host) && link && link->downSince();
+    return (count < most_of_host_ || one.host == host) && link && !link->isConnected();
   });
   if (gone == clients_.end()) return false;
   gone->link.lock()->fail("it has no connection, and gave way to a later one");

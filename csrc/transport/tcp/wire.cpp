@@ -1,6 +1,5 @@
 #include "transport/tcp/wire.h"
 
-#include <cstdint>
 #include <cstring>
 #include <string>
 

@@ -163,15 +163,15 @@ TEST(AnySource, AnAbortEndsTheWait) {
 }
 
 TEST(AnySource, WordsAreParsedBack) {
-  for (const AnySourceWord& word : {AnySourceWord{{MessageFlow::Kind::tag, 9}, {}}, AnySourceWord{{}, 12u}}) {
-    ASSERT_TRUE(AnySourceWord::is(word.text()));
-    const AnySourceWord back = AnySourceWord::parse(word.text());
+  for (const AnySourceMessage& word : {AnySourceMessage{{MessageFlow::Kind::tag, 9}, {}}, AnySourceMessage{{}, 12u}}) {
+    ASSERT_TRUE(AnySourceMessage::is(word.text()));
+    const AnySourceMessage back = AnySourceMessage::parse(word.text());
     EXPECT_EQ(back.flow, word.flow);
     EXPECT_EQ(back.offer, word.offer);
   }
   for (const char* text : {"wanted=channel 1\n", "wanted=tag\n", "offered=tag 1\n", "offered=tag 1\nannounced=x\n",
                            "wanted=tag 1\nannounced=1\n", "wanted=tag 1073741824\n"})
-    EXPECT_THROW(AnySourceWord::parse(text), WireError) << text;
+    EXPECT_THROW(AnySourceMessage::parse(text), WireError) << text;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "transport/tcp/pace.h"
-#include "transport/tcp/pipe.h"
+#include "transport/tcp/socket.h"
 #include "transport/transport_cases.h"
 
 namespace lowcomm::tcp {
