@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 HEADER = 64
 ELEMENTS_AT, SEQUENCE_AT, EPOCH_AT, SIZE_AT, CRC_AT = 16, 32, 36, 56, 60
 FRAME_ROOM = 1 << 20
@@ -126,8 +128,6 @@ def _play(bulk, name, victims):
 
 
 def _spoilt(r, name, op, policy, victims):
-    import torch_lowcomm as lc
-
     with _lanes_kept() as lanes:
         r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     check_group(r)
