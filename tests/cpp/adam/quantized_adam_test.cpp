@@ -10,11 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::copied;
-using test::expectEqual;
-using test::kShapes;
-using test::onRanks;
-using test::Ranks;
+using namespace test;
 
 const std::vector<AdamRule> kRules = {{0.01, 0.9, 0.99, 1e-8, 0.1}, {0.002, 0.8, 0.98, 1e-6, 0}};
 

@@ -11,10 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 class Bf16Meta : public test::EveryForm {
  protected:

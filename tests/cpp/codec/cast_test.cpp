@@ -12,10 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 class Cast : public test::EveryForm {};
 

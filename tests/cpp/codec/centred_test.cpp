@@ -12,10 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4",          "sym5",          "sym6", "sym7", "sym8",
                                      "mid1", "mid2",          "mid3",          "mid4",          "mid5", "mid6", "mid7",

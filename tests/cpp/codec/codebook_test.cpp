@@ -18,11 +18,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::evenLevels;
-using test::normal;
+using namespace test;
 
 class ByBook : public test::EveryForm {
  protected:

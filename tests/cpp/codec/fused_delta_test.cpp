@@ -11,13 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::codecOf;
-using test::kDraws;
-using test::kTexts;
-using test::kTypes;
-using test::normal;
-using test::Tensor;
+using namespace test;
 
 struct Sides {
   Bytes payload, sender, receiver;  // and the memories afterwards

@@ -12,12 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::codecOf;
-using test::kDraws;
-using test::kTypes;
-using test::normal;
-using test::Tensor;
+using namespace test;
 
 struct Result {
   Bytes payload, sender, receiver, y;

@@ -12,14 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::codecOf;
-using test::kDraws;
-using test::kTexts;
-using test::kTypes;
-using test::normal;
-using test::Opaque;
-using test::Tensor;
+using namespace test;
 
 struct Outcome {
   Bytes payload, state;

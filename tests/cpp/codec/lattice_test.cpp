@@ -10,10 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 class Lattice : public test::EveryForm {};
 

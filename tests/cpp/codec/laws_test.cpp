@@ -12,12 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::kRotated;
-using test::normal;
-using test::Texts;
+using namespace test;
 
 class Laws : public test::EveryForm {};
 

@@ -15,10 +15,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 class RotatedCodecs : public test::EveryForm {};
 

@@ -11,11 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::codecOf;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 const std::string kTexts[] = {"gauss2",
                               "gauss4",

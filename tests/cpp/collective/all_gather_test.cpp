@@ -9,11 +9,7 @@
 namespace lowcomm {
 namespace {
 
-using test::edgeTensors;
-using test::expectGathers;
-using test::Gather;
-using test::Ranks;
-using test::single;
+using namespace test;
 using Tensor = test::TensorKind;
 
 TEST(AllGather, EveryRankEndsWithTheOwnersDecodedBits) {

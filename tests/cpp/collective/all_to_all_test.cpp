@@ -10,10 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::drawsOf;
-using test::Ranks;
-using test::single;
+using namespace test;
 
 // The tensor that `from` sends `to`: sizes differ by pair, some are empty, and small parts go exact.
 struct Pairs {

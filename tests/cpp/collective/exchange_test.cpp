@@ -17,11 +17,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::holds;
-using test::Outcome;
-using test::Ranks;
-using test::single;
+using namespace test;
 
 const float kNaN = std::numeric_limits<float>::quiet_NaN();
 const float kInfinity = std::numeric_limits<float>::infinity();

@@ -11,11 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::edgeTensors;
-using test::expectScatters;
-using test::Ranks;
-using test::Scatter;
-using test::single;
+using namespace test;
 using Tensor = test::TensorKind;
 
 const Reduction kSum;

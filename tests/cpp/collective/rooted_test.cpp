@@ -10,10 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::drawsOf;
-using test::Ranks;
-using test::single;
+using namespace test;
 
 TEST(Broadcast, EverybodyHasWhatTheRootsCodesSay) {
   for (const std::string& codec : test::kCodecs) {

@@ -9,12 +9,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
-using test::Ranks;
-using test::single;
+using namespace test;
 
 class TensorBucket : public test::EveryForm {};
 

@@ -10,13 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::coded;
-using test::expectEqual;
-using test::kShapes;
-using test::onRanks;
-using test::options;
-using test::Ranks;
-using test::Trainee;
+using namespace test;
 
 // The state with which each rank ends one run.
 struct TrainingResult {

@@ -14,15 +14,7 @@ namespace lowcomm {
 namespace {
 
 using namespace std::chrono_literals;
-using test::expectFinish;
-using test::holds;
-using test::MessagePtr;
-using test::Outcome;
-using test::Ranks;
-using test::receiving;
-using test::sending;
-using test::Tensor;
-using test::together;
+using namespace test;
 
 using AnyPtr = std::shared_ptr<AnyRecv>;
 
