@@ -15,6 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace test;
+using test::expectFinish;
 
 using AnyPtr = std::shared_ptr<AnyRecv>;
 
