@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -37,29 +38,8 @@ inline const std::vector<std::string> kCodecs = {"none",
                                                  "qsgd8:bucket=tensor",
                                                  "lattice4:axis=channel,C=24"};
 
-inline float toFloat(DType dtype, const std::byte* element) {
-  uint16_t half;
-  std::memcpy(&half, element, 2);
-  if (dtype == DType::float16) return float16ToFloat(half);
-  if (dtype == DType::bfloat16) return bfloat16ToFloat(half);
-  float value;
-  std::memcpy(&value, element, 4);
-  return value;
-}
-
-inline void fromFloat(DType dtype, std::byte* element, float value) {
-  const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
-  if (dtype == DType::float32) {
-    std::memcpy(element, &value, 4);
-  } else {
-    std::memcpy(element, &half, 2);
-  }
-}
-
 inline std::vector<float> floatsOf(const Bytes& bytes) {
-  std::vector<float> x(bytes.size() / sizeof(float));
-  std::memcpy(x.data(), bytes.data(), bytes.size());
-  return x;
+  return floatsOf(DType::float32, bytes);
 }
 
 // Values that every codec and reduction of the dtype takes: normal floats, any integer, 0 and 1 of bool.
@@ -72,9 +52,7 @@ inline Bytes randomTensor(DType dtype, uint64_t count, uint32_t seed) {
       std::memcpy(x.data() + i * 8, &value, 8);
     }
   } else if (dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16) {
-    const std::vector<float> values = normal(count, seed);
-    for (uint64_t i = 0; i < count; ++i)
-      fromFloat(dtype, x.data() + i * itemBytes(dtype), values[i]);
+    return elementsOf(dtype, normal(count, seed));
   } else {
     for (std::byte& b : x)
       b = static_cast<std::byte>(dtype == DType::boolean ? generator() & 1 : generator());
@@ -154,7 +132,12 @@ inline std::vector<float> decodedFloats(const Layout& layout, DType dtype, const
 
 // A tensor of a message, without its values.
 struct TensorKind {
-  Layout layout;
+  TensorKind(Layout layout, DType dtype) : layouts{std::move(layout)}, dtype(dtype) {}
+  TensorKind(std::vector<Layout> layouts, DType dtype) : layouts(std::move(layouts)), dtype(dtype) {}
+
+  const Layout& of(int rank) const { return layouts[layouts.size() == 1 ? 0 : rank]; }
+
+  std::vector<Layout> layouts;  // of every rank's part, or one for all
   DType dtype;
 };
 

@@ -13,6 +13,8 @@
 #include "base/error.h"
 #include "base/narrow_float.h"
 #include "codec/grid.h"
+#include "codec/level_table.h"
+#include "errors.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm::test {
@@ -26,12 +28,80 @@ inline std::vector<const KernelTable*> allForms() {
   return {forms, forms + count};
 }
 
+// Tests that run under every kernel form of this machine:
+//   class Name : public test::EveryForm {};
+//   INSTANTIATE_TEST_SUITE_P(Forms, Name, testing::ValuesIn(test::allForms()), test::formName);
+inline std::string formName(const testing::TestParamInfo<const KernelTable*>& info) {
+  return info.param->name;
+}
+
 inline GridCodec gridCodec(const std::string& text, const KernelTable& form) {
   return GridCodec(CodecSpec::parse(text), form);
 }
 
 inline std::shared_ptr<const Codec> codecOf(const std::string& text, const KernelTable& form) {
   return makeCodec(CodecSpec::parse(text), form);
+}
+
+// The values of a level table that are those of an even grid.
+inline std::vector<float> evenLevels(int bits) {
+  std::vector<float> values(size_t{1} << bits);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
+  return values;
+}
+
+// With even levels, where the codec needs a table.
+inline std::shared_ptr<const Codec> codecWithTable(const std::string& text, const KernelTable& form) {
+  const auto codec = codecOf(text, form);
+  return needsTable(codec->spec()) ? codec->with(LevelTable(evenLevels(codec->spec().bits))) : codec;
+}
+
+class EveryForm : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  GridCodec codec(const std::string& text) const { return gridCodec(text, *GetParam()); }
+  GridCodec reference(const GridCodec& codec) const { return gridCodec(codec.spec().str(), *scalarKernels()); }
+  // Of any family.
+  std::shared_ptr<const Codec> anyCodec(const std::string& text) const { return codecWithTable(text, *GetParam()); }
+};
+
+// `text` with one more option.
+inline std::string withOption(const std::string& text, const std::string& option) {
+  return text + (text.find(':') == std::string::npos ? ":" : ",") + option;
+}
+
+// An element of one of the three types that codecs take.
+inline float toFloat(DType dtype, const std::byte* element) {
+  uint16_t half;
+  std::memcpy(&half, element, 2);
+  if (dtype == DType::float16) return float16ToFloat(half);
+  if (dtype == DType::bfloat16) return bfloat16ToFloat(half);
+  float value;
+  std::memcpy(&value, element, 4);
+  return value;
+}
+
+inline void fromFloat(DType dtype, std::byte* element, float value) {
+  const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
+  if (dtype == DType::float32) {
+    std::memcpy(element, &value, 4);
+  } else {
+    std::memcpy(element, &half, 2);
+  }
+}
+
+inline Bytes elementsOf(DType dtype, const std::vector<float>& x) {
+  Bytes elements(x.size() * itemBytes(dtype));
+  for (size_t i = 0; i < x.size(); ++i)
+    fromFloat(dtype, elements.data() + i * itemBytes(dtype), x[i]);
+  return elements;
+}
+
+inline std::vector<float> floatsOf(DType dtype, const Bytes& elements) {
+  std::vector<float> x(elements.size() / itemBytes(dtype));
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = toFloat(dtype, elements.data() + i * itemBytes(dtype));
+  return x;
 }
 
 template <typename T>
@@ -58,6 +128,21 @@ inline std::vector<float> normal(size_t count, uint32_t seed, float scale = 1, f
   return x;
 }
 
+// The number of the element for which `f` throws NonFiniteError, whose text names it.
+template <class F>
+uint64_t refusedElement(F&& f, std::string* what = nullptr) {
+  try {
+    f();
+  } catch (const NonFiniteError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("element " + std::to_string(error.position)), std::string::npos) << text;
+    if (what) *what = text;
+    return error.position;
+  }
+  ADD_FAILURE() << "every element was taken";
+  return ~uint64_t{0};
+}
+
 // The payload that `codec` makes of x, and its decoded values, are the reference's to the bit, and decodeAdd adds them.
 inline void expectAsReference(const Codec& codec, const Codec& reference, const std::vector<float>& x,
                               const Bytes& payload, const std::vector<float>& y, const Draws& draws = {},
@@ -72,35 +157,6 @@ inline void expectAsReference(const Codec& codec, const Codec& reference, const 
   for (size_t i = 0; i < n; ++i)
     sum_expected[i] += y[i];
   ASSERT_EQ(sum, sum_expected);
-}
-
-// 16-bit elements are encoded as the floats that they are, and decoded to the nearest of the floats' values.
-inline void expectConvertedFirst(const Codec& codec, size_t n) {
-  SCOPED_TRACE(codec.spec().str() + " of " + std::to_string(n));
-  std::vector<float> x = normal(n, 5);
-  std::vector<uint16_t> narrow(n), back(n);
-  for (size_t i = 0; i < n; ++i) {
-    narrow[i] = floatToBfloat16(x[i]);
-    x[i] = bfloat16ToFloat(narrow[i]);
-  }
-  const Bytes payload = encoded(codec, narrow, {}, 0, DType::bfloat16);
-  ASSERT_EQ(payload, encoded(codec, x));
-  const std::vector<float> y = decoded(codec, payload, n);
-  codec.decode(back.data(), DType::bfloat16, payload, 0, n);
-  std::vector<float> sum = x;
-  codec.decodeAdd(sum.data(), DType::bfloat16, payload, 0, n);
-  for (size_t i = 0; i < n; ++i) {
-    ASSERT_EQ(back[i], floatToBfloat16(y[i])) << i;
-    ASSERT_EQ(sum[i], x[i] + y[i]) << i;
-  }
-}
-
-// The values of a level table that are those of an even grid.
-inline std::vector<float> evenLevels(int bits) {
-  std::vector<float> values(size_t{1} << bits);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
-  return values;
 }
 
 // The sizes at which packing and buckets change shape.

@@ -17,6 +17,7 @@
 #include "collective/exchange.h"
 #include "collective/plan.h"
 #include "engine/engine.h"
+#include "errors.h"
 #include "transport/memory.h"
 
 namespace lowcomm::test {
@@ -137,12 +138,14 @@ class Ranks {
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 
-// Whether `text` holds every one of `parts`, naming the first it lacks.
-inline testing::AssertionResult holds(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    if (text.find(part) == std::string::npos) return testing::AssertionFailure() << "no '" << part << "' in: " << text;
+// The rank that cannot send fails with NonFiniteError, the others with the PeerRefusal that they are told; all name it.
+inline void expectRefusedBy(int bad, const std::vector<Outcome>& outcomes, const std::vector<std::string>& parts) {
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const bool own = static_cast<int>(rank) == bad;
+    EXPECT_EQ(outcomes[rank].is<NonFiniteError>(), own) << outcomes[rank].what();
+    EXPECT_EQ(outcomes[rank].is<PeerRefusal>(), !own) << outcomes[rank].what();
+    EXPECT_TRUE(holds(outcomes[rank].what(), parts));
   }
-  return testing::AssertionSuccess();
 }
 
 }  // namespace lowcomm::test

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import (
@@ -14,6 +15,7 @@ import torch_lowcomm as lc
 from torch_lowcomm._compatibility import minor
 
 WIDTH, ROWS, MICRO, SAMPLES = 24, 16, 4, 64
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 
 SCHEDULES = {
     "GPipe": (pipelining.ScheduleGPipe, 1),
@@ -51,6 +53,19 @@ def data(seed=0):
             strict=True,
         )
     )
+
+
+def batch(start=0, rows=ROWS):
+    """x and targets of a batch, the first one's rows without others."""
+    return tuple(torch.stack(part) for part in zip(*data()[start : start + rows], strict=True))
+
+
+def equal_rows(rows, group=None):
+    """A cache's rows of a boundary, which must be the same on all ranks of the group."""
+    sides = [None] * dist.get_world_size(group)
+    dist.all_gather_object(sides, rows.tolist(), group=group)
+    assert all(side == sides[0] for side in sides)
+    return sides[0]
 
 
 def indices(rank, ranks, name):

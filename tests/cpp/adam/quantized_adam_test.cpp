@@ -10,9 +10,7 @@
 namespace lowcomm {
 namespace {
 
-using test::kShapes;
-using test::onRanks;
-using test::Ranks;
+using namespace test;
 
 const std::vector<AdamRule> kRules = {{0.01, 0.9, 0.99, 1e-8, 0.1}, {0.002, 0.8, 0.98, 1e-6, 0}};
 
@@ -74,12 +72,6 @@ struct Trainee {
   }
 };
 
-void expectEqual(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(at::equal(a[i], b[i])) << "tensor " << i;
-}
-
 TEST(QuantizedAdam, WarmUpIsAdamW) {
   constexpr int kRanks = 3, kSteps = 9;
   Ranks ranks(kRanks);
@@ -121,11 +113,7 @@ TEST(QuantizedAdam, LosesNothing) {
       Trainee trainee(rank, queue, options(codec, kWarm));
       for (int step = 0; step < kSteps; ++step) {
         trainee.train(step, step + 1);
-        states[step][rank] = trainee.adam->state();
-        for (auto& state : states[step][rank]) {
-          for (auto& [key, tensor] : state)
-            tensor = tensor.clone();
-        }
+        states[step][rank] = copied(trainee.adam->state());
       }
       ended[rank] = trainee.all(/*residuals=*/false);
     });
@@ -182,11 +170,7 @@ TEST(QuantizedAdam, AStepThatIsNotFiniteChangesNothing) {
       const std::vector<at::Tensor> before = trainee.all();
       std::vector<at::Tensor> gradients = trainee.gradients(step);
       if (rank == 1) gradients[2].view(-1)[17] = std::numeric_limits<float>::quiet_NaN();
-      try {
-        trainee.adam->step(gradients, kRules);
-      } catch (const ValueError& error) {
-        errors[rank] = error.what();
-      }
+      errors[rank] = test::thrownBy<ValueError>([&] { trainee.adam->step(gradients, kRules); });
       EXPECT_FALSE(trainee.adam->step(gradients, kRules, 1, /*skip=*/true));
       expectEqual(trainee.all(), before);
       trainee.train(step, step + 3);
@@ -216,11 +200,7 @@ TEST(QuantizedAdam, ResumesWithTheSameBits) {
           trainee.train(0, at);
           for (const AdamParameter& p : trainee.parameters)
             models[rank].push_back(p.tensor.clone());
-          states[rank] = trainee.adam->state();
-          for (auto& state : states[rank]) {
-            for (auto& [key, tensor] : state)
-              tensor = tensor.clone();
-          }
+          states[rank] = copied(trainee.adam->state());
         }
         trainee.train(at, 12);
         (again ? resumed : whole)[rank] = trainee.all();
@@ -264,11 +244,7 @@ TEST(QuantizedAdam, RanksThatDifferAreNamed) {
           make(rank, o, rules, x);
           QuantizedAdam adam(queue, o);
           adam.add({{"x", x, 0}});
-          try {
-            adam.step({at::ones_like(x)}, rules);
-          } catch (const PeerRefusal& error) {
-            errors[rank] = error.what();
-          }
+          errors[rank] = test::thrownBy<PeerRefusal>([&] { adam.step({at::ones_like(x)}, rules); });
         });
         return errors[0];
       };

@@ -6,9 +6,12 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "tensors.h"
 
 namespace lowcomm {
 namespace {
+
+using test::expectEqual;
 
 constexpr int64_t kWidth = 96, kRank = 8, kUnits = 200, kTokens = 900;  // T_S: two tiles
 const std::vector<AdamRule> kRules = {{0.01, 0.9, 0.98, 1e-8, 0.1}, {0.002, 0.8, 0.95, 1e-6, 0}};
@@ -88,12 +91,6 @@ struct Trainee {
     return copies;
   }
 };
-
-void expectEqual(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(at::equal(a[i], b[i])) << "tensor " << i;
-}
 
 // The formulas of subspace_adam.h, with whole matrices.
 void stepByHand(Trainee& t, std::vector<std::pair<at::Tensor, at::Tensor>>& moments,
@@ -306,11 +303,7 @@ class SubspaceAdamTypes : public testing::TestWithParam<at::ScalarType> {};
 TEST_P(SubspaceAdamTypes, StateGoesOnWithTheSameBits) {
   Trainee trainee(GetParam()), again(GetParam());
   trainee.train(0, 5);
-  auto state = trainee.adam.state();
-  for (auto& of_parameter : state) {
-    for (auto& [key, tensor] : of_parameter)
-      tensor = tensor.clone();
-  }
+  const auto state = test::copied(trainee.adam.state());
   for (size_t i = 0; i < 6; ++i)
     again.parameters[i].tensor.copy_(trainee.parameters[i].tensor);
   again.adam.load(state);
@@ -342,12 +335,7 @@ TEST(SubspaceAdam, Strides) {
 
 template <typename Error>
 void expectThrows(const std::function<void()>& call, const std::string& said) {
-  try {
-    call();
-    ADD_FAILURE() << "expected an error that says " << said;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
-  }
+  EXPECT_TRUE(test::holds(test::thrownBy<Error>(call), {said}));
 }
 
 TEST(SubspaceAdam, Mistakes) {

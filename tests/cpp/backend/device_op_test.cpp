@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "backend/backend.h"
+#include "errors.h"
 #include "fake_device.h"
 #include "tensor/compression.h"
 
@@ -187,14 +188,8 @@ TEST_F(DeviceOpTest, IsNotCaptured) {
   const uint64_t before = backend_->getSequenceNumberForGroup();
   at::Tensor x = onDevice({1});
   capturing = true;
-  try {
-    gather(onDevice({0}), x);
-    FAIL();
-  } catch (const c10::ValueError& error) {
-    EXPECT_NE(std::string(error.what()).find("all_gather on group devices: expected a stream that runs"),
-              std::string::npos)
-        << error.what();
-  }
+  EXPECT_TRUE(test::holds(test::thrownBy<c10::ValueError>([&] { gather(onDevice({0}), x); }),
+                          {"all_gather on group devices: expected a stream that runs"}));
   Tensors tensors = {x};
   EXPECT_THROW(backend_->allreduce(tensors, {}), c10::ValueError);  // gloo's, by the host
   capturing = false;

@@ -6,26 +6,21 @@
 #include <cstring>
 
 #include "base/narrow_float.h"
-#include "grid_cases.h"
+#include "codec/grid_laws.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
-class Bf16Meta : public testing::TestWithParam<const KernelTable*> {
+class Bf16Meta : public test::EveryForm {
  protected:
   GridCodec codec(const std::string& name, size_t bucket) const {
-    return test::gridCodec(name + ":bucket=" + std::to_string(bucket) + ",meta=bf16" + option_, *GetParam());
+    return EveryForm::codec(name + ":bucket=" + std::to_string(bucket) + ",meta=bf16");
   }
-  std::string option_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Grid, Bf16Meta, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Forms, Bf16Meta, testing::ValuesIn(test::allForms()), test::formName);
 
 const char* const kNames[] = {"minmax1", "minmax2", "minmax4", "minmax7", "minmax8", "qsgd1", "qsgd3", "qsgd4", "qsgd8",
                               "sym2",    "sym4",    "sym8",    "mid1",    "mid4",    "mid6",  "mid8",  "sign1"};
@@ -88,22 +83,9 @@ TEST_P(Bf16Meta, RoundTripWithinBoundAndEqualToReference) {
         const Bytes payload = encoded(c, x, draws);
         const std::vector<float> y = decoded(c, payload, n);
         expectBound(c, x, payload, y);
-        test::expectAsReference(c, test::gridCodec(c.spec().str(), *scalarKernels()), x, payload, y, draws);
+        test::expectAsReference(c, reference(c), x, payload, y, draws);
         if (HasFatalFailure()) return;
       }
-    }
-  }
-}
-
-TEST_P(Bf16Meta, RmsRangeEqualsReference) {
-  option_ = ",range=l2";
-  for (const char* name : {"sym2", "sym8", "mid1", "mid4"}) {
-    for (size_t bucket : {64, 1024, 16384}) {
-      const std::vector<float> x = normal(40000, 7, 1e-3f);
-      const GridCodec c = codec(name, bucket), reference = test::gridCodec(c.spec().str(), *scalarKernels());
-      const Bytes payload = encoded(c, x);
-      ASSERT_EQ(payload, encoded(reference, x));
-      ASSERT_EQ(decoded(c, payload, x.size()), decoded(reference, payload, x.size()));
     }
   }
 }
@@ -115,46 +97,24 @@ TEST_P(Bf16Meta, HalfTheMetadata) {
 
 TEST_P(Bf16Meta, DifficultRanges) {
   for (const char* name : kNames) {
-    const GridCodec c = codec(name, 64), reference = test::gridCodec(c.spec().str(), *scalarKernels());
+    const GridCodec c = codec(name, 64), expected = reference(c);
     const auto check = [&](const std::vector<float>& x, bool bound = true) {
       const Bytes payload = encoded(c, x, {1, 2, 3});
-      ASSERT_EQ(payload, encoded(reference, x, {1, 2, 3})) << name;
+      ASSERT_EQ(payload, encoded(expected, x, {1, 2, 3})) << name;
       if (bound) expectBound(c, x, payload, decoded(c, payload, x.size()));
     };
     check(std::vector<float>(100, 3.25f));
     check(std::vector<float>(100, 1.0f / 3));
     check(std::vector<float>(100, -1.0f / 3));
-    check(normal(500, 1, 1, 1e8f));
-    check(normal(500, 1, 1, -1000.0f));
-    check(normal(500, 1, 1e-30f));
-    check(normal(500, 1, 0x1p120f));
+    for (const std::vector<float>& x : test::difficultRanges())
+      check(x);
     check({-0x1.fffffep125f, 0x1.fffffep125f, 0, 1});
-    const std::vector<float> zeros(70, 0.0f), minus(70, -0.0f);
-    EXPECT_EQ(encoded(c, zeros), encoded(c, minus)) << name;
-    for (float v : decoded(c, encoded(c, minus), 70))
-      EXPECT_EQ(floatBits(v), 0u) << name;
+    test::expectZerosAreZeros(c);
     for (float range : {0x1p-149f, 0x1p-140f, 0x1p-133f, 0x1.8p-128f, 0x1p-126f, 0x1p-120f}) {
       std::vector<float> x(64, 0.0f);
       x[3] = range;
       x[5] = -range;
       check(x, false);
-    }
-  }
-}
-
-TEST_P(Bf16Meta, PayloadsThatAreNone) {
-  for (const char* name : {"minmax4", "sym4"}) {
-    const GridCodec c = codec(name, 64);
-    const Bytes good = encoded(c, normal(300, 1));
-    std::vector<float> y(300);
-    const size_t meta = 5 * (name[0] == 'm' ? 4 : 2);
-    for (size_t at = 0; at < 64; ++at) {
-      Bytes changed = good;
-      const uint16_t value = 0x7f80;  // infinity
-      if (at < meta && at % 2 == 0) std::memcpy(changed.data() + at, &value, 2);
-      if (at >= meta) changed[at] = std::byte{1};
-      if (at < meta && at % 2 == 1) continue;
-      EXPECT_THROW(c.decode(y.data(), DType::float32, changed, 0, 300), WireError) << name << " " << at;
     }
   }
 }

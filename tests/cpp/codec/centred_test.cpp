@@ -12,25 +12,21 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4",          "sym5",          "sym6", "sym7", "sym8",
                                      "mid1", "mid2",          "mid3",          "mid4",          "mid5", "mid6", "mid7",
                                      "mid8", "sym2:range=l2", "sym8:range=l2", "mid1:range=l2", "sign1"};
 
-class CentredCodecs : public testing::TestWithParam<const KernelTable*> {
+class CentredCodecs : public test::EveryForm {
  protected:
-  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
+  using EveryForm::codec;
   GridCodec codec(const std::string& text, size_t bucket) const {
-    return codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "bucket=" + std::to_string(bucket));
+    return codec(test::withOption(text, "bucket=" + std::to_string(bucket)));
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Grid, CentredCodecs, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Forms, CentredCodecs, testing::ValuesIn(test::allForms()), test::formName);
 
 float stepOf(const Bytes& payload, size_t bucket) {
   float step;
@@ -76,7 +72,7 @@ TEST_P(CentredCodecs, RoundTripWithinBoundAndEqualToReference) {
         const Bytes payload = encoded(c, x);
         const std::vector<float> y = decoded(c, payload, n);
         expectBound(c, x, payload, y);
-        test::expectAsReference(c, test::gridCodec(c.spec().str(), *scalarKernels()), x, payload, y);
+        test::expectAsReference(c, reference(c), x, payload, y);
         if (HasFatalFailure()) return;
       }
     }
@@ -121,22 +117,16 @@ TEST_P(CentredCodecs, DifficultRanges) {
       const Bytes payload = encoded(c, x);
       const std::vector<float> y = decoded(c, payload, x.size());
       expectBound(c, x, payload, y);
-      EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x)) << family;
+      EXPECT_EQ(payload, encoded(reference(c), x)) << family;
     };
-    check(normal(500, 1, 1, 1e8f));
-    check(normal(500, 1, 1, -1000.0f));
-    check(normal(500, 1, 1e-30f));
-    check(normal(500, 1, 0x1p120f));
+    for (const std::vector<float>& x : test::difficultRanges())
+      check(x);
     check({-0x1.fffffep125f, 0x1.fffffep125f, 0, 1});
     check(std::vector<float>(100, 0x1.fffffep125f));
     check(std::vector<float>(100, 3.25f));
     check(std::vector<float>(100, -3.25f));
 
-    // All zeros of either sign: one payload; 0 where there is a level at 0.
-    const std::vector<float> zeros(70, 0.0f), minus(70, -0.0f);
-    EXPECT_EQ(encoded(c, zeros), encoded(c, minus)) << family;
-    for (float v : decoded(c, encoded(c, minus), 70))
-      EXPECT_EQ(floatBits(v), 0u) << family;
+    test::expectZerosAreZeros(c);
 
     // Subnormal ranges, also those whose inverse is infinite: no error above the range itself.
     for (float range : {0x1p-149f, 0x1p-140f, 0x1p-128f, 0x1.8p-127f, 0x1p-126f, 0x1p-122f}) {
@@ -144,7 +134,7 @@ TEST_P(CentredCodecs, DifficultRanges) {
       x[3] = range;
       x[5] = -range;
       const Bytes payload = encoded(c, x);
-      EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x)) << family << range;
+      EXPECT_EQ(payload, encoded(reference(c), x)) << family << range;
       const std::vector<float> y = decoded(c, payload, 64);
       for (size_t i = 0; i < 64; ++i)
         EXPECT_LE(std::fabs(double{y[i]} - x[i]), (family[0] == 'm' ? 1.5 : 1) * range)
@@ -171,60 +161,6 @@ TEST_P(CentredCodecs, EveryLargestMagnitudeHasACode) {
       ASSERT_EQ(step, x[i] / h);
       ASSERT_EQ(y[i], top * step) << family;
       ASSERT_EQ(y[i + 1], family[0] == 's' ? -h * step : -top * step) << family;
-    }
-  }
-}
-
-TEST_P(CentredCodecs, HalfInputIsConvertedFirst) {
-  for (const char* text : {"sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536"}) {
-    for (size_t n : {1, 513, 5000, 140000})
-      test::expectConvertedFirst(codec(text), n);
-  }
-}
-
-TEST_P(CentredCodecs, CuttingChangesNothing) {
-  for (const char* text : {"sym4:bucket=64", "mid3", "sign1:bucket=4096", "sym2:range=l2"}) {
-    const GridCodec c = codec(text);
-    const uint64_t granule = c.granularity(), n = 5 * granule + 333;
-    const std::vector<float> x = normal(n, 2), whole = decoded(c, encoded(c, x), n);
-    std::vector<float> pieces;
-    for (uint64_t first = 0; first < n; first += 2 * granule) {
-      const std::vector<float> piece(x.begin() + first, x.begin() + std::min(n, first + 2 * granule));
-      const std::vector<float> y = decoded(c, encoded(c, piece, {}, first), piece.size(), first);
-      pieces.insert(pieces.end(), y.begin(), y.end());
-    }
-    EXPECT_EQ(whole, pieces) << text;
-  }
-}
-
-TEST_P(CentredCodecs, NonFiniteIsRefusedWithItsPosition) {
-  for (const char* text : {"sym4:bucket=64", "mid8", "sign1:bucket=4096", "sym2:range=l2"}) {
-    const GridCodec c = codec(text);
-    for (size_t n : {1, 17, 513, 5000}) {
-      for (size_t at : {size_t{0}, size_t{15}, size_t{31}, size_t{32}, size_t{64}, size_t{511}, size_t{4096}, n - 1}) {
-        if (at >= n) continue;
-        for (float value : {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -0x1p126f, 3e38f}) {
-          std::vector<float> x = normal(n, 1);
-          x[at] = value;
-          x[n - 1] = value;
-          try {
-            encoded(c, x, {}, 8192);
-            ADD_FAILURE() << text << " took " << value << " at " << at << " of " << n;
-          } catch (const NonFiniteError& error) {
-            ASSERT_EQ(error.position, 8192 + at);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_P(CentredCodecs, PayloadsThatAreNone) {
-  for (const char* text : {"sym3:bucket=64", "mid8:bucket=64", "sign1", "mid5:bucket=256"}) {
-    const GridCodec c = codec(text);
-    for (size_t n : {1, 18, 530, 600}) {
-      const Bytes good = encoded(c, std::vector<float>(n, 0.0f));
-      test::expectIdleBitsAreRefused(c, good, n, 4, n * c.spec().bits);
     }
   }
 }

@@ -35,30 +35,10 @@ inline const char* const kTexts[] = {"minmax4:bucket=64",
 
 // Elements of one of the three types, and as the floats that they are.
 struct Tensor {
-  Tensor(const std::vector<float>& values, DType type) : dtype(type), bytes(values.size() * itemBytes(type)) {
-    for (size_t i = 0; i < values.size(); ++i)
-      set(i, values[i]);
-  }
+  Tensor(const std::vector<float>& values, DType type) : dtype(type), bytes(elementsOf(type, values)) {}
 
-  void set(size_t i, float value) {
-    const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
-    const void* from = dtype == DType::float32 ? static_cast<const void*>(&value) : &half;
-    std::memcpy(bytes.data() + i * itemBytes(dtype), from, itemBytes(dtype));
-  }
-
-  std::vector<float> floats() const {
-    std::vector<float> out(bytes.size() / itemBytes(dtype));
-    for (size_t i = 0; i < out.size(); ++i) {
-      uint16_t half = 0;
-      if (dtype == DType::float32) {
-        std::memcpy(&out[i], bytes.data() + 4 * i, 4);
-      } else {
-        std::memcpy(&half, bytes.data() + 2 * i, 2);
-        out[i] = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-      }
-    }
-    return out;
-  }
+  void set(size_t i, float value) { fromFloat(dtype, bytes.data() + i * itemBytes(dtype), value); }
+  std::vector<float> floats() const { return floatsOf(dtype, bytes); }
 
   Elements elements() const { return {bytes.data(), dtype}; }
   State state() { return {bytes.data(), dtype}; }

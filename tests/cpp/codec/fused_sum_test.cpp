@@ -11,14 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::codecOf;
-using test::kDraws;
-using test::kTexts;
-using test::kTypes;
-using test::normal;
-using test::Opaque;
-using test::Tensor;
+using namespace test;
 
 struct SumCase {
   std::vector<Bytes> payloads;
@@ -85,12 +78,8 @@ TEST(Fused, SumsIntoTheOwnElements) {
 
 std::string refusal(FusedCodec& fused, const std::vector<Contribution>& contributions, size_t n) {
   Bytes dst(fused.codec().encodedBytes(n, DType::float32)), out(4 * n);
-  try {
-    fused.encodeSum(dst, out.data(), DType::float32, contributions, 0, 0, n, kDraws);
-  } catch (const WireError& error) {
-    return error.what();
-  }
-  return "";
+  return test::thrownBy<WireError>(
+      [&] { fused.encodeSum(dst, out.data(), DType::float32, contributions, 0, 0, n, kDraws); });
 }
 
 // As the codec says it of the whole payload.
@@ -99,13 +88,8 @@ TEST(Fused, PayloadsThatAreNone) {
   const Codec& codec = fused.codec();
   constexpr size_t kCount = 5000;
   const Bytes good = test::encoded(codec, normal(kCount, 1), kDraws);
-  const auto wholeSays = [&](const Bytes& payload) -> std::string {
-    try {
-      test::decoded(codec, payload, kCount);
-    } catch (const WireError& error) {
-      return error.what();
-    }
-    return "";
+  const auto wholeSays = [&](const Bytes& payload) {
+    return test::thrownBy<WireError>([&] { test::decoded(codec, payload, kCount); });
   };
   std::vector<Bytes> bad(4, good);
   bad[0].pop_back();
@@ -114,7 +98,7 @@ TEST(Fused, PayloadsThatAreNone) {
   std::memcpy(bad[2].data() + 8 * 7 + 4, &infinity, 4);  // the step of bucket 7
   bad[3].back() = std::byte{0x10};                       // a code of no element
   for (const Bytes& payload : bad) {
-    EXPECT_NE(wholeSays(payload), "");
+    EXPECT_NE(wholeSays(payload), test::kNothing);
     EXPECT_EQ(refusal(fused, {{payload}}, kCount), wholeSays(payload));
     EXPECT_EQ(refusal(fused, {{good}, {payload}}, kCount), wholeSays(payload));
   }

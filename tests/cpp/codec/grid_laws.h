@@ -1,12 +1,33 @@
 #pragma once
 
-#include <cmath>
-#include <cstring>
+#include <string>
+#include <vector>
 
 #include "grid_cases.h"
 
 // Laws that several families of grid codecs obey.
 namespace lowcomm::test {
+
+using Texts = std::vector<std::string>;
+
+inline const Texts kRotated = {"minmax4:rotate=1",
+                               "minmax8:bucket=512,meta=bf16,rotate=1",
+                               "qsgd4:bucket=512,meta=bf16,rotate=1",
+                               "qsgd3:bucket=4096,rotate=1",
+                               "lattice4:rotate=1",
+                               "sym4:bucket=512,rotate=1",
+                               "sym2:bucket=2048,range=l2,rotate=1",
+                               "mid3:bucket=512,meta=bf16,rotate=1",
+                               "sign1:rotate=1",
+                               "gauss1",
+                               "gauss2",
+                               "gauss3:bucket=1024",
+                               "gauss4:meta=fp32",
+                               "gauss5",
+                               "gauss6:bucket=4096",
+                               "gauss7:meta=fp32",
+                               "gauss8:bucket=65536",
+                               "gauss8:gain=1.25"};
 
 // A payload depends on the seed, stream and step of the draws and on the place of the elements, and on nothing else.
 inline void expectDrawsMatter(const GridCodec& c) {
@@ -19,35 +40,21 @@ inline void expectDrawsMatter(const GridCodec& c) {
   EXPECT_NE(payload, encoded(c, x, {1, 2, 3}, 512));
 }
 
-// Every bit of a good payload's codes that carries nothing is refused when it is flipped; `carrying` bits are accepted.
-// So are bytes between the metadata and the codes, and metadata that are not finite. `item`: bytes of a bucket's
-// metadata.
-inline void expectIdleBitsAreRefused(const GridCodec& c, const Bytes& good, size_t n, size_t item, uint64_t carrying) {
-  const size_t meta = item * ((n + c.spec().bucket - 1) / c.spec().bucket), words = (meta + 63) / 64 * 64;
-  std::vector<float> y(n);
-  uint64_t accepted = 0;
-  for (size_t bit = 0; bit < (good.size() - words) * 8; ++bit) {
-    Bytes changed = good;
-    changed[words + bit / 8] ^= std::byte(1 << bit % 8);
-    try {
-      c.decode(y.data(), DType::float32, changed, 0, n);
-      ++accepted;
-    } catch (const WireError&) {
-    }
-  }
-  EXPECT_EQ(accepted, carrying) << c.spec().str() << " " << n;
-  for (size_t at = meta; at < words; ++at) {
-    Bytes changed = good;
-    changed[at] = std::byte{1};
-    EXPECT_THROW(c.decode(y.data(), DType::float32, changed, 0, n), WireError);
-  }
-  for (size_t at = 0; at < meta; at += 4) {
-    for (float value : {NAN, INFINITY, -INFINITY}) {
-      Bytes changed = good;
-      std::memcpy(changed.data() + at, &value, 4);
-      EXPECT_THROW(c.decodeAdd(y.data(), DType::float32, changed, 0, n), WireError);
-    }
-  }
+// Elements far from 0, tiny, and as large as is allowed.
+inline std::vector<std::vector<float>> difficultRanges() {
+  return {normal(500, 1, 1, 1e8f),
+          normal(500, 1, 1, -1000.0f),
+          normal(500, 1, 1e-30f),
+          normal(500, 1, 0x1p115f),
+          {-0x1.fffffep119f, 0x1.fffffep119f, 0, 1}};
+}
+
+// All zeros of either sign: one payload, and +0 comes back.
+inline void expectZerosAreZeros(const Codec& c) {
+  const std::vector<float> zeros(70, 0.0f), minus(70, -0.0f);
+  EXPECT_EQ(encoded(c, zeros), encoded(c, minus)) << c.spec().str();
+  for (float v : decoded(c, encoded(c, minus), 70))
+    EXPECT_EQ(floatBits(v), 0u) << c.spec().str();
 }
 
 }  // namespace lowcomm::test

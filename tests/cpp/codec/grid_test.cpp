@@ -13,10 +13,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
 struct Scale {
   float base, step;
@@ -51,18 +48,17 @@ void expectBound(const GridCodec& codec, const std::vector<float>& x, const Byte
   }
 }
 
-class EveryForm : public testing::TestWithParam<const KernelTable*> {
+class Grid : public test::EveryForm {
  protected:
-  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
+  using EveryForm::codec;
   GridCodec codec(const char* family, int bits, size_t bucket) const {
     return codec(family + std::to_string(bits) + ":bucket=" + std::to_string(bucket));
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Grid, EveryForm, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Forms, Grid, testing::ValuesIn(test::allForms()), test::formName);
 
-TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
+TEST_P(Grid, RoundTripWithinBoundAndEqualToReference) {
   for (size_t bucket : {64, 128, 256, 512, 1024, 4096, 65536}) {
     for (size_t n : test::edgeSizes(bucket)) {
       const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);
@@ -74,7 +70,7 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
           const Bytes payload = encoded(c, x, draws);
           const std::vector<float> y = decoded(c, payload, n);
           expectBound(c, x, payload, y);
-          test::expectAsReference(c, test::gridCodec(c.spec().str(), *scalarKernels()), x, payload, y, draws);
+          test::expectAsReference(c, reference(c), x, payload, y, draws);
           if (HasFatalFailure()) return;
         }
       }
@@ -82,36 +78,7 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
   }
 }
 
-TEST_P(EveryForm, HalfInputIsConvertedFirst) {
-  for (const char* text :
-       {"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096", "lattice4:bucket=64"}) {
-    const GridCodec c = codec(text);
-    for (size_t n : {0, 1, 513, 2048, 5000, 70001, 140000}) {
-      std::vector<float> x = normal(n, 5);
-      std::vector<uint16_t> half(n), brain(n), back(n);
-      for (size_t i = 0; i < n; ++i) {
-        half[i] = floatToFloat16(x[i]);
-        brain[i] = floatToBfloat16(x[i]);
-      }
-      const Draws draws{1, 2, 3};
-      for (bool is_half : {true, false}) {
-        const auto& narrow = is_half ? half : brain;
-        const DType dtype = is_half ? DType::float16 : DType::bfloat16;
-        for (size_t i = 0; i < n; ++i)
-          x[i] = is_half ? float16ToFloat(half[i]) : bfloat16ToFloat(brain[i]);
-        const Bytes payload = encoded(c, narrow, draws, 0, dtype);
-        ASSERT_EQ(payload, encoded(c, x, draws)) << text << " " << n;
-        const std::vector<float> y = decoded(c, payload, n);
-        c.decode(back.data(), dtype, payload, 0, n);
-        for (size_t i = 0; i < n; ++i) {
-          ASSERT_EQ(back[i], is_half ? floatToFloat16(y[i]) : floatToBfloat16(y[i])) << text << " " << i;
-        }
-      }
-    }
-  }
-}
-
-TEST_P(EveryForm, MeanOfStochasticRoundingIsTheValue) {
+TEST_P(Grid, MeanOfStochasticRoundingIsTheValue) {
   // 10^6 draws of one value: bias at most 2^-9 step, and four standard deviations of the sampling error.
   const size_t n = 1000000;
   for (float value : {0.3f, 0.5f, 0.77f}) {
@@ -132,11 +99,11 @@ TEST_P(EveryForm, MeanOfStochasticRoundingIsTheValue) {
   }
 }
 
-TEST_P(EveryForm, DrawsDependOnSeedStreamStepAndPlace) {
+TEST_P(Grid, DrawsDependOnSeedStreamStepAndPlace) {
   test::expectDrawsMatter(codec("qsgd2:bucket=64"));
 }
 
-TEST_P(EveryForm, OffsetsBeyondTheCountersLowWord) {
+TEST_P(Grid, OffsetsBeyondTheCountersLowWord) {
   const GridCodec c = codec("qsgd4:bucket=512"), reference = test::gridCodec("qsgd4:bucket=512", *scalarKernels());
   const std::vector<float> x = normal(2048 + 100, 1);
   const uint64_t edge = uint64_t{1} << 36;
@@ -147,49 +114,25 @@ TEST_P(EveryForm, OffsetsBeyondTheCountersLowWord) {
   EXPECT_NE(encoded(c, x, {1, 2, 3}, edge), encoded(c, x, {1, 2, 3}, 0));
 }
 
-TEST_P(EveryForm, CuttingChangesNothing) {
-  for (const char* text :
-       {"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512", "lattice3:bucket=2048"}) {
-    const GridCodec c = codec(text);
-    const uint64_t granule = c.granularity(), n = 5 * granule + 333;
-    const std::vector<float> x = normal(n, 2);
-    const std::vector<float> whole = decoded(c, encoded(c, x, {4, 5, 6}), n);
-    std::vector<float> pieces;
-    for (uint64_t first = 0; first < n; first += 2 * granule) {
-      const std::vector<float> piece(x.begin() + first, x.begin() + std::min(n, first + 2 * granule));
-      const std::vector<float> y = decoded(c, encoded(c, piece, {4, 5, 6}, first), piece.size(), first);
-      pieces.insert(pieces.end(), y.begin(), y.end());
-    }
-    EXPECT_EQ(whole, pieces) << text;
-  }
-}
-
-TEST_P(EveryForm, DifficultRanges) {
+TEST_P(Grid, DifficultRanges) {
   for (const char* family : {"minmax", "qsgd", "lattice"}) {
     for (int bits : {1, 4, 8}) {
       const GridCodec c = codec(family, bits, 64);
       const auto check = [&](const std::vector<float>& x) {
         const Bytes payload = encoded(c, x, {1, 2, 3});
         expectBound(c, x, payload, decoded(c, payload, x.size()));
-        EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x, {1, 2, 3}));
+        EXPECT_EQ(payload, encoded(reference(c), x, {1, 2, 3}));
       };
       EXPECT_EQ(decoded(c, encoded(c, std::vector<float>(100, 3.25f)), 100), std::vector<float>(100, 3.25f));
-      check(normal(500, 1, 1, 1e8f));
-      check(normal(500, 1, 1, -1000.0f));
-      check(normal(500, 1, 1e-30f));
-      check(normal(500, 1, 0x1p120f));
+      for (const std::vector<float>& x : test::difficultRanges())
+        check(x);
       check({-0x1.fffffep125f, 0x1.fffffep125f, 0, 1});
-
-      // All zeros of either sign: one payload, and +0 comes back.
-      const std::vector<float> zeros(70, 0.0f), minus(70, -0.0f);
-      EXPECT_EQ(encoded(c, zeros), encoded(c, minus));
-      for (float v : decoded(c, encoded(c, minus), 70))
-        EXPECT_EQ(floatBits(v), 0u);
+      test::expectZerosAreZeros(c);
     }
   }
 }
 
-TEST_P(EveryForm, RangesWhoseInverseOverflows) {
+TEST_P(Grid, RangesWhoseInverseOverflows) {
   for (int bits : {1, 4, 8}) {
     const GridCodec c = codec("minmax", bits, 64);
     const float top = static_cast<float>((1 << bits) - 1);
@@ -201,12 +144,12 @@ TEST_P(EveryForm, RangesWhoseInverseOverflows) {
       const std::vector<float> y = decoded(c, payload, 64);
       const bool flat = std::isinf(top / range);
       EXPECT_EQ(y[3], flat ? 0.0f : range / top * top) << range;
-      EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x));
+      EXPECT_EQ(payload, encoded(reference(c), x));
     }
   }
 }
 
-TEST_P(EveryForm, TopCodeIsReachedForEveryRange) {
+TEST_P(Grid, TopCodeIsReachedForEveryRange) {
   const GridCodec c = codec("minmax8:bucket=64");
   std::vector<float> x(64 * 4096, 0.0f);
   std::mt19937 generator(3);
@@ -216,71 +159,6 @@ TEST_P(EveryForm, TopCodeIsReachedForEveryRange) {
   const std::vector<float> y = decoded(c, payload, x.size());
   for (size_t i = 0; i < x.size(); i += 64)
     ASSERT_EQ(y[i + 1], scaleOf(payload, i / 64).step * 255);
-}
-
-TEST_P(EveryForm, NonFiniteIsRefusedWithItsPosition) {
-  const float bad[] = {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -0x1p126f, 3e38f};
-  for (const char* text : {"minmax8:bucket=64", "qsgd4:bucket=1024", "minmax1:bucket=4096", "lattice3:bucket=128"}) {
-    const GridCodec c = codec(text);
-    for (size_t n : {1, 17, 513, 4097, 5000}) {
-      for (size_t at : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{63}, size_t{64}, size_t{511}, size_t{512},
-                        size_t{1024}, size_t{4095}, size_t{4096}, n - 1}) {
-        if (at >= n) continue;
-        for (float value : bad) {
-          std::vector<float> x = normal(n, 1);
-          x[at] = value;
-          x[n - 1] = value;
-          try {
-            encoded(c, x, {}, 8192);
-            ADD_FAILURE() << text << " took " << value << " at " << at << " of " << n;
-          } catch (const NonFiniteError& error) {
-            ASSERT_EQ(error.position, 8192 + at);
-            ASSERT_NE(std::string(error.what()).find("element " + std::to_string(8192 + at)), std::string::npos);
-          }
-        }
-      }
-    }
-    std::vector<uint16_t> half(3000, 0x3c00);
-    half[2500] = 0x7c00;
-    try {
-      encoded(c, half, {}, 0, DType::float16);
-      ADD_FAILURE() << text;
-    } catch (const NonFiniteError& error) {
-      EXPECT_EQ(error.position, 2500u);
-    }
-  }
-}
-
-TEST_P(EveryForm, CallersMistakes) {
-  const GridCodec c = codec("minmax4:bucket=1024");
-  std::vector<float> x(10);
-  Bytes payload(c.encodedBytes(10, DType::float32));
-  EXPECT_EQ(payload.size(), 128u);
-  EXPECT_EQ(c.encodedBytes(1537, DType::float32), 896u);
-  EXPECT_THROW(c.encode(std::span(payload).first(64), x.data(), DType::float32, 0, 10, {}), ValueError);
-  EXPECT_THROW(c.encode(payload, x.data(), DType::float32, 512, 10, {}), ValueError);
-  for (DType dtype : {DType::float64, DType::int32, DType::opaque, DType::boolean}) {
-    try {
-      c.encode(payload, x.data(), dtype, 0, 10, {});
-      ADD_FAILURE();
-    } catch (const TypeError& error) {
-      EXPECT_NE(std::string(error.what()).find(dtypeName(dtype)), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("float32"), std::string::npos);
-    }
-  }
-}
-
-TEST_P(EveryForm, PayloadsThatAreNone) {
-  // Every bit that carries nothing is refused when set; every other one is taken.
-  for (const char* text : {"minmax3:bucket=64", "qsgd8:bucket=64", "minmax1:bucket=1024", "minmax5:bucket=256"}) {
-    const GridCodec c = codec(text);
-    for (size_t n : {1, 18, 530, 600}) {
-      const Bytes good = encoded(c, normal(n, 1));
-      test::expectIdleBitsAreRefused(c, good, n, 8, n * c.spec().bits);
-      std::vector<float> y(n);
-      EXPECT_THROW(c.decode(y.data(), DType::float32, std::span(good).first(good.size() - 1), 0, n), WireError);
-    }
-  }
 }
 
 }  // namespace

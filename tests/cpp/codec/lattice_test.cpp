@@ -10,18 +10,11 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
-class Lattice : public testing::TestWithParam<const KernelTable*> {
- protected:
-  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
-};
+class Lattice : public test::EveryForm {};
 
-INSTANTIATE_TEST_SUITE_P(Grid, Lattice, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Grid, Lattice, testing::ValuesIn(test::allForms()), test::formName);
 
 // A bucket of 64 is 0, 3 and then the same value: at 2 bits a step of 1.
 std::vector<float> buckets(size_t count, float value) {

@@ -9,43 +9,17 @@
 #include <numeric>
 
 #include "base/narrow_float.h"
-#include "grid_cases.h"
+#include "codec/grid_laws.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
-const std::string kTexts[] = {"minmax4:rotate=1",
-                              "minmax8:bucket=512,meta=bf16,rotate=1",
-                              "qsgd4:bucket=512,meta=bf16,rotate=1",
-                              "qsgd3:bucket=4096,rotate=1",
-                              "lattice4:rotate=1",
-                              "sym4:bucket=512,rotate=1",
-                              "sym2:bucket=2048,range=l2,rotate=1",
-                              "mid3:bucket=512,meta=bf16,rotate=1",
-                              "sign1:rotate=1",
-                              "gauss1",
-                              "gauss2",
-                              "gauss3:bucket=1024",
-                              "gauss4:meta=fp32",
-                              "gauss5",
-                              "gauss6:bucket=4096",
-                              "gauss7:meta=fp32",
-                              "gauss8:bucket=65536",
-                              "gauss8:gain=1.25"};
+class RotatedCodecs : public test::EveryForm {};
 
-class RotatedCodecs : public testing::TestWithParam<const KernelTable*> {
- protected:
-  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Grid, RotatedCodecs, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Grid, RotatedCodecs, testing::ValuesIn(test::allForms()), test::formName);
 
 std::vector<size_t> sizes(size_t bucket) {
   std::vector<size_t> all = test::edgeSizes(bucket);
@@ -157,28 +131,6 @@ TEST_P(RotatedCodecs, RefusesAboveItsLimitAlone) {
   }
 }
 
-// Every size, also with few elements in the last block: the same bytes and values as the reference, whose payload the
-// decoders of all forms take.
-TEST_P(RotatedCodecs, EqualToReference) {
-  const Draws draws{5, streamOf(3, 2), 9};
-  for (const std::string& text : kTexts) {
-    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
-    for (size_t n : sizes(c.spec().bucket)) {
-      if (n > 20000 && text.find("gauss8") == std::string::npos) continue;
-      const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.25f);
-      const uint64_t first = (uint64_t{1} << 37) + c.granularity();
-      const Bytes payload = encoded(c, x, draws, first);
-      ASSERT_EQ(payload, encoded(reference, x, draws, first)) << text << " " << n;
-      const std::vector<float> y = decoded(c, payload, n, first), expected = decoded(reference, payload, n, first);
-      ASSERT_TRUE(n == 0 || std::memcmp(y.data(), expected.data(), n * 4) == 0) << text << " " << n;
-      std::vector<float> sum = x;
-      c.decodeAdd(sum.data(), DType::float32, payload, first, n);
-      for (size_t i = 0; i < n; ++i)
-        ASSERT_EQ(sum[i], x[i] + y[i]) << text << " " << i << " of " << n;
-    }
-  }
-}
-
 // A rotated codec loses as much as its plain form loses of the rotated elements: the law of every grid codec, since
 // lengths stay as they are.
 TEST_P(RotatedCodecs, ErrsAsThePlainCodecDoesOfRotatedElements) {
@@ -200,7 +152,7 @@ TEST_P(RotatedCodecs, ErrsAsThePlainCodecDoesOfRotatedElements) {
 
 // A block with fewer elements than lanes: the others neither count in its statistics nor have codes.
 TEST_P(RotatedCodecs, LanesWithoutAnElement) {
-  for (const std::string& text : kTexts) {
+  for (const std::string& text : test::kRotated) {
     const GridCodec c = codec(text);
     for (size_t held : {1, 3, 15}) {
       const size_t n = 512 + held;
@@ -242,92 +194,19 @@ TEST_P(RotatedCodecs, LanesWithoutAnElement) {
   }
 }
 
-TEST_P(RotatedCodecs, CuttingChangesNothing) {
-  const Draws draws{11, streamOf(1, 1), 4};
-  for (const std::string& text : kTexts) {
-    const GridCodec c = codec(text);
-    const uint64_t granule = c.granularity(), n = (granule > 8192 ? 1 : 5) * granule + 333;
-    const std::vector<float> x = normal(n, 2), whole = decoded(c, encoded(c, x, draws), n);
-    std::vector<float> pieces;
-    for (uint64_t first = 0; first < n; first += granule) {
-      const std::vector<float> piece(x.begin() + first, x.begin() + std::min(n, first + granule));
-      const std::vector<float> y = decoded(c, encoded(c, piece, draws, first), piece.size(), first);
-      pieces.insert(pieces.end(), y.begin(), y.end());
-    }
-    EXPECT_EQ(whole, pieces) << text;
-  }
-}
-
-TEST_P(RotatedCodecs, HalfInputIsConvertedFirst) {
-  for (const char* text : {"gauss4", "qsgd4:bucket=4096,rotate=1", "sign1:bucket=65536,rotate=1"}) {
-    for (size_t n : {1, 513, 5000, 70000})
-      test::expectConvertedFirst(codec(text), n);
-  }
-}
-
-TEST_P(RotatedCodecs, NonFiniteIsRefusedWithItsPosition) {
-  for (const char* text : {"gauss2", "minmax4:bucket=4096,rotate=1"}) {
-    const GridCodec c = codec(text);
-    for (size_t at : {0, 511, 2100}) {
-      for (float bad : {NAN, -INFINITY, 0x1p120f, -0x1p126f}) {
-        std::vector<float> x = normal(5000, 1);
-        x[at] = bad;
-        try {
-          encoded(c, x, {}, 8192);
-          ADD_FAILURE() << text << " took " << bad << " at " << at;
-        } catch (const NonFiniteError& error) {
-          EXPECT_EQ(error.position, 8192 + at);
-          EXPECT_NE(std::string(error.what()).find("below 2^120"), std::string::npos) << error.what();
-        }
-      }
-      std::vector<float> x = normal(5000, 1);
-      x[at] = 0x1.fffffep119f;
-      const std::vector<float> y = decoded(c, encoded(c, x), x.size());
-      EXPECT_TRUE(std::all_of(y.begin(), y.end(), [](float v) { return std::isfinite(v); })) << text;
-    }
-  }
-}
-
-TEST_P(RotatedCodecs, PoisonSpoilsItsBucketAlone) {
-  for (const std::string& text : kTexts) {
-    if (text.find("65536") != std::string::npos) continue;
-    const GridCodec plain = codec(text),
-                    c = codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "nonfinite=poison");
-    const size_t bucket = c.spec().bucket, n = bucket + 20;
-    for (size_t at : {size_t{0}, bucket - 1, n - 1}) {
-      std::vector<float> x = normal(n, 2);
-      x[at] = at == 0 ? NAN : 0x1p121f;
-      const Bytes payload = encoded(c, x, {1, 2, 3});
-      const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
-      std::fill(x.begin() + from, x.begin() + to, 0.0f);
-      const std::vector<float> expected = decoded(plain, encoded(plain, x, {1, 2, 3}), n), y = decoded(c, payload, n);
-      for (size_t i = 0; i < n; ++i) {
-        if (i >= from && i < to) {
-          ASSERT_EQ(floatBits(y[i]), kPoison) << text << " " << i;
-        } else {
-          ASSERT_EQ(floatBits(y[i]), floatBits(expected[i])) << text << " " << i;
-        }
-      }
-      EXPECT_THROW(decoded(plain, payload, n), WireError) << text;
-    }
-  }
-}
-
 // Zeros, tiny and huge magnitudes.
 TEST_P(RotatedCodecs, DifficultRanges) {
-  for (const std::string& text : kTexts) {
-    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
+  for (const std::string& text : test::kRotated) {
+    const GridCodec c = codec(text), expected = reference(c);
     const auto check = [&](const std::vector<float>& x) {
       const Bytes payload = encoded(c, x, {1, 2, 3});
-      ASSERT_EQ(payload, encoded(reference, x, {1, 2, 3})) << text << " " << x[0];
-      const std::vector<float> y = decoded(c, payload, x.size()), expected = decoded(reference, payload, x.size());
-      ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << text << " " << x[0];
+      const std::vector<float> y = decoded(c, payload, x.size());
+      test::expectAsReference(c, expected, x, payload, y, {1, 2, 3});
       for (float v : y)
         ASSERT_TRUE(std::isfinite(v)) << text << " " << x[0];
     };
-    check(normal(700, 1, 1, 1e8f));
-    check(normal(700, 1, 1e-30f));
-    check(normal(700, 1, 0x1p115f));
+    for (const std::vector<float>& x : test::difficultRanges())
+      check(x);
     check(normal(700, 1, 0x1p-140f));
     check(std::vector<float>(700, 0x1.fffffep119f));
     check(std::vector<float>(700, 0x1p-149f));

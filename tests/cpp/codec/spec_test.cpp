@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "codec/codec.h"
+#include "errors.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -153,28 +154,15 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"levels0", "bits", "1...8 after 'levels'"},
   };
   for (const auto& c : cases) {
-    try {
-      CodecSpec::parse(c.text);
-      ADD_FAILURE() << c.text;
-    } catch (const ValueError& error) {
-      const std::string what = error.what();
-      EXPECT_NE(what.find(c.part), std::string::npos) << what;
-      EXPECT_NE(what.find(c.expected), std::string::npos) << what;
-    }
+    const std::string what = test::thrownBy<ValueError>([&] { CodecSpec::parse(c.text); });
+    EXPECT_TRUE(test::holds(what, {c.part, c.expected})) << c.text;
   }
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"fake:ratio=8", "minmax8:ratio=8"};
-  for (const char* text : texts) {
-    try {
-      CodecSpec::parse(text);
-      ADD_FAILURE() << text;
-    } catch (const ValueError& error) {
-      const std::string what = error.what();
-      EXPECT_NE(what.find("this version does not have"), std::string::npos) << what;
-      EXPECT_NE(what.find("yet; it has"), std::string::npos) << what;
-    }
+  for (const char* text : {"fake:ratio=8", "minmax8:ratio=8"}) {
+    const std::string what = test::thrownBy<ValueError>([&] { CodecSpec::parse(text); });
+    EXPECT_TRUE(test::holds(what, {"this version does not have", "yet; it has"})) << text;
   }
 }
 
@@ -202,14 +190,7 @@ TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
 
 // One rule says which codecs a user may write, a program may construct and a frame may carry.
 TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
-  const auto taken = [](auto&& attempt) {
-    try {
-      attempt();
-      return true;
-    } catch (const ValueError&) {
-      return false;
-    }
-  };
+  const auto taken = [](auto&& attempt) { return test::thrownBy<ValueError>(attempt) == test::kNothing; };
   std::vector<CodecSpec> specs;
   for (int bits = 0; bits < 256; ++bits)
     specs.push_back({CodecId::minmax, static_cast<uint8_t>(bits), 1024});
@@ -254,17 +235,12 @@ TEST(Spec, FramesOfRotatedCodecs) {
     header.bucket = spec.bucket;
     header.flags = frameFlags(spec) ^ change;
     std::vector<std::byte> frame(kFrameHeaderBytes);
-    try {
-      sealFrame(frame, header);
-      return std::string();
-    } catch (const ValueError& error) {
-      return std::string(error.what());
-    }
+    return test::thrownBy<ValueError>([&] { sealFrame(frame, header); });
   };
   EXPECT_EQ(frameFlags(CodecSpec::parse("gauss4")), 0x24);
   EXPECT_EQ(frameFlags(CodecSpec::parse("qsgd4:rotate=1")), 0x21);
   for (const char* text : {"gauss4", "gauss4:meta=fp32", "levels3", "qsgd4:rotate=1", "sym4:rotate=1,range=l2"})
-    EXPECT_EQ(seals(text), "") << text;
+    EXPECT_EQ(seals(text), test::kNothing) << text;
   EXPECT_EQ(seals("gauss4", kRotatedFlag), "frame: flags: expected 32 or 4 more or 64 more for this codec, got 4");
   EXPECT_EQ(seals("levels4", kRotatedFlag), "frame: flags: expected 0 or 4 more for this codec, got 32");
   EXPECT_EQ(seals("minmax4:bucket=64", kRotatedFlag), "frame: bucket: expected a power of two in 512...65536, got 64");

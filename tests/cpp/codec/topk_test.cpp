@@ -15,18 +15,11 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
+using namespace test;
 
-class Topk : public testing::TestWithParam<const KernelTable*> {
- protected:
-  std::shared_ptr<const Codec> codec(const std::string& text) const { return test::codecOf(text, *GetParam()); }
-};
+class Topk : public test::EveryForm {};
 
-INSTANTIATE_TEST_SUITE_P(Forms, Topk, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Forms, Topk, testing::ValuesIn(test::allForms()), test::formName);
 
 // Numbers of the k elements that are sent, ascending.
 std::vector<size_t> chosen(const std::vector<float>& x, size_t k) {
@@ -97,7 +90,7 @@ size_t kOf(double keep, size_t n) {
 TEST_P(Topk, DecodesToTheValuesInTheirPlaces) {
   for (const char* text : {"topk", "topk:keep=0.01,values=qsgd4", "topk:keep=0.001,values=minmax8",
                            "topk:keep=0.5,values=sign1", "topk:keep=1,values=sym4"}) {
-    const auto c = codec(text);
+    const auto c = anyCodec(text);
     const auto reference = test::codecOf(text, *scalarKernels());
     for (size_t n : {0, 1, 2, 3, 15, 17, 512, 513, 5000, 65536, 65537, 200001}) {
       const std::vector<float> x = normal(n, static_cast<uint32_t>(n));
@@ -128,36 +121,18 @@ TEST_P(Topk, DecodesToTheValuesInTheirPlaces) {
   }
 }
 
-TEST_P(Topk, HalfElements) {
-  const auto c = codec("topk:keep=0.1,values=sym8");
-  for (DType dtype : {DType::float16, DType::bfloat16}) {
-    std::vector<float> x = normal(3001, 1);
-    std::vector<uint16_t> half(x.size()), back(x.size());
-    for (size_t i = 0; i < x.size(); ++i) {
-      half[i] = dtype == DType::float16 ? floatToFloat16(x[i]) : floatToBfloat16(x[i]);
-      x[i] = dtype == DType::float16 ? float16ToFloat(half[i]) : bfloat16ToFloat(half[i]);
-    }
-    const Bytes payload = encoded(*c, half, {}, 0, dtype);
-    ASSERT_EQ(payload, encoded(*c, x));
-    const std::vector<float> y = decoded(*c, payload, x.size());
-    c->decode(back.data(), dtype, payload, 0, x.size());
-    for (size_t i = 0; i < x.size(); ++i)
-      ASSERT_EQ(back[i], dtype == DType::float16 ? floatToFloat16(y[i]) : floatToBfloat16(y[i]));
-  }
-}
-
 TEST_P(Topk, WhatIsNotFinite) {
   for (float bad : {NAN, INFINITY, -0x1p126f}) {
     std::vector<float> x = normal(5000, 1);
     x[4321] = bad;
     try {
-      encoded(*codec("topk:keep=0.01"), x);
+      encoded(*anyCodec("topk:keep=0.01"), x);
       ADD_FAILURE() << bad;
     } catch (const NonFiniteError& error) {
       EXPECT_EQ(error.position, 4321u);
       EXPECT_EQ(error.codec, "topk:keep=0.01,values=sym8");
     }
-    const auto poison = codec("topk:keep=0.01,nonfinite=poison");
+    const auto poison = anyCodec("topk:keep=0.01,nonfinite=poison");
     const std::vector<float> y = decoded(*poison, encoded(*poison, x), x.size());
     EXPECT_TRUE(std::isnan(y[4321]));
   }
@@ -166,7 +141,7 @@ TEST_P(Topk, WhatIsNotFinite) {
 // Every bit but those of the values' codes and scales is decided: changing it is an error, or a set of places as good.
 TEST_P(Topk, PayloadsThatAreNone) {
   for (const auto& [text, n] : {std::pair("topk:keep=0.3,values=sym4", 100), {"topk:keep=0.02,values=sym4", 400}}) {
-    const auto c = codec(text);
+    const auto c = anyCodec(text);
     const Bytes good = encoded(*c, normal(n, 1));
     const size_t k = kOf(c->spec().keep, n), places = placesBytes(n, k), values = up64(16 + places);
     EXPECT_EQ(good[10], std::byte{placesListed(n, k)});
@@ -189,11 +164,11 @@ TEST_P(Topk, PayloadsThatAreNone) {
     EXPECT_THROW(c->decode(y.data(), DType::float32, good, 512, n), ValueError);
   }
   const auto listed = [&](std::vector<uint16_t> places, uint32_t count) {
-    Bytes payload = encoded(*codec("topk:keep=0.005,values=sym4"), normal(600, 1));
+    Bytes payload = encoded(*anyCodec("topk:keep=0.005,values=sym4"), normal(600, 1));
     std::memcpy(payload.data() + 16, &count, 4);
     std::memcpy(payload.data() + 20, places.data(), places.size() * 2);
     std::vector<float> y(600);
-    codec("topk:keep=0.005,values=sym4")->decodeAdd(y.data(), DType::float32, payload, 0, 600);
+    anyCodec("topk:keep=0.005,values=sym4")->decodeAdd(y.data(), DType::float32, payload, 0, 600);
   };
   EXPECT_NO_THROW(listed({0, 1, 599}, 3));
   EXPECT_THROW(listed({0, 1, 600}, 3), WireError);
@@ -209,7 +184,7 @@ TEST_P(Topk, FuzzedPayloadsAreRefusedOrValid) {
   std::mt19937 generator(1);
   int taken = 0;
   for (const auto& [text, n] : {std::pair("topk:keep=0.2", 3000), {"topk:keep=0.001,values=minmax4", 150000}}) {
-    const auto c = codec(text);
+    const auto c = anyCodec(text);
     const Bytes good = encoded(*c, normal(n, 1));
     std::vector<float> y(n);
     for (int round = 0; round < 3000; ++round) {

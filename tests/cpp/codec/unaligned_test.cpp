@@ -2,11 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "base/narrow_float.h"
-#include "codec/level_table.h"
 #include "grid_cases.h"
 
 namespace lowcomm {
@@ -38,25 +36,9 @@ constexpr const char* kTexts[] = {"none",
                                   "logbyte",
                                   "log9"};
 
-std::shared_ptr<const Codec> codecOf(const char* text, const KernelTable& form) {
-  const auto codec = test::codecOf(text, form);
-  return needsTable(codec->spec()) ? codec->with(LevelTable(test::evenLevels(codec->spec().bits))) : codec;
-}
-
-// Elements of one of the types that codecs take.
-Bytes elementsOf(const std::vector<float>& x, DType dtype) {
-  Bytes out(x.size() * itemBytes(dtype));
-  for (size_t i = 0; i < x.size(); ++i) {
-    const uint16_t half = dtype == DType::float16 ? floatToFloat16(x[i]) : floatToBfloat16(x[i]);
-    std::memcpy(out.data() + i * itemBytes(dtype), dtype == DType::float32 ? static_cast<const void*>(&x[i]) : &half,
-                itemBytes(dtype));
-  }
-  return out;
-}
-
 void expectAnywhere(const Codec& codec, DType dtype, size_t count) {
   const Draws draws{1, 2, 3};
-  const Bytes x = elementsOf(normal(count, static_cast<uint32_t>(count)), dtype);
+  const Bytes x = test::elementsOf(dtype, normal(count, static_cast<uint32_t>(count)));
   const size_t size = codec.encodedBytes(count, dtype);
   Bytes payload(size), y(x.size());
   codec.encode(payload, x.data(), dtype, 0, count, draws);
@@ -86,7 +68,7 @@ TEST(Unaligned, PayloadsOfEveryCodecAtOddAddresses) {
   std::set<CodecId> seen;
   for (const char* text : kTexts) {
     for (const KernelTable* form : test::allForms()) {
-      const auto codec = codecOf(text, *form);
+      const auto codec = test::codecWithTable(text, *form);
       seen.insert(codec->spec().id);
       for (DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
         for (size_t count : {0, 1, 7, 63, 511 * 7, 512 * 7, 513 * 7}) {

@@ -3,87 +3,14 @@
 #include <gtest/gtest.h>
 
 #include "collective/message_summary.h"
-#include "collective_cases.h"
-#include "ranks_on_threads.h"
+#include "oracles.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::edgeTensors;
-using test::Ranks;
-using test::single;
+using namespace test;
 using Tensor = test::TensorKind;
-
-// One op of several messages: what each rank puts in, what it gets, and the definition of what it must get.
-class Gather {
- public:
-  Gather(int size, std::vector<Tensor> tensors, bool in_place, uint32_t step = 3)
-      : size_(size), tensors_(std::move(tensors)), in_place_(in_place), step_(step) {
-    outputs_.resize(size);
-    inputs_.resize(size);
-    for (int rank = 0; rank < size; ++rank) {
-      for (size_t m = 0; m < tensors_.size(); ++m) {
-        inputs_[rank].push_back(test::randomTensor(tensors_[m].dtype, tensors_[m].layout.elements(), seedOf(rank, m)));
-        // Everything a rank must write is wrong before it does.
-        outputs_[rank].push_back(std::vector<Bytes>(size, Bytes(inputs_[rank][m].size(), std::byte{0xdd})));
-        if (in_place) outputs_[rank][m][rank] = inputs_[rank][m];
-      }
-    }
-  }
-
-  void operator()(int rank, OpContext& op) {
-    std::vector<GatherMessage> messages;
-    for (size_t m = 0; m < tensors_.size(); ++m) {
-      GatherMessage message{{tensors_[m].layout}, tensors_[m].dtype};
-      message.input = in_place_ ? outputs_[rank][m][rank].data() : inputs_[rank][m].data();
-      for (Bytes& output : outputs_[rank][m])
-        message.outputs.push_back(output.data());
-      message.draws = draws(rank, m);
-      messages.push_back(std::move(message));
-    }
-    allGather(op, messages);
-  }
-
-  void expectDefinition() const {
-    for (size_t m = 0; m < tensors_.size(); ++m) {
-      for (int owner = 0; owner < size_; ++owner) {
-        const auto& [layout, dtype] = tensors_[m];
-        const Bytes expected = test::asDecoded(layout, dtype, inputs_[owner][m], draws(owner, m));
-        for (int rank = 0; rank < size_; ++rank) {
-          // Compared as bytes: all ranks are then bit-equal too.
-          EXPECT_TRUE(outputs_[rank][m][owner] == expected)
-              << "rank " << rank << " of " << size_ << ", message " << m << " of rank " << owner << ": "
-              << dtypeName(dtype) << " " << layout.text().substr(0, 200);
-        }
-      }
-    }
-  }
-
-  const Bytes& output(int rank, size_t m, int owner) const { return outputs_[rank][m][owner]; }
-
- private:
-  static uint32_t seedOf(int rank, size_t m) { return static_cast<uint32_t>(1000 * rank + m); }
-  Draws draws(int rank, size_t m) const {
-    return {5, static_cast<uint32_t>(rank << 16) + static_cast<uint32_t>(m * 300), step_};
-  }
-
-  const int size_;
-  const std::vector<Tensor> tensors_;
-  const bool in_place_;
-  const uint32_t step_;
-  std::vector<std::vector<Bytes>> inputs_;                // [rank][message]
-  std::vector<std::vector<std::vector<Bytes>>> outputs_;  // [rank][message][owner]
-};
-
-std::vector<OpCounters> expectGathers(int size, std::vector<Tensor> tensors, bool in_place) {
-  Gather gather(size, std::move(tensors), in_place);
-  Ranks ranks(size);
-  auto counters = ranks.expectRun("all_gather", std::ref(gather));
-  gather.expectDefinition();
-  return counters;
-}
 
 TEST(AllGather, EveryRankEndsWithTheOwnersDecodedBits) {
   for (int size = 1; size <= 12; ++size) {
@@ -91,13 +18,6 @@ TEST(AllGather, EveryRankEndsWithTheOwnersDecodedBits) {
       if (size > 5 && dtype != test::kFloats[size % 3]) continue;  // time: all of them up to 5 ranks, then in turn
       expectGathers(size, edgeTensors(dtype), size % 2);
     }
-  }
-}
-
-TEST(AllGather, OneMessageAnOp) {
-  for (const Tensor& tensor : edgeTensors(DType::float32)) {
-    for (int size : {2, 3})
-      expectGathers(size, {tensor}, false);
   }
 }
 

@@ -116,8 +116,8 @@ TEST(CompressedAllReduce, LosesNothing) {
   constexpr int kSteps = 4;
   for (int size : {1, 2, 3}) {
     for (const std::string codec : {"sym4:bucket=64,nonfinite=poison", "qsgd4:bucket=128,nonfinite=poison",
-                                    "gauss4:nonfinite=poison", "topk:nonfinite=poison"}) {
-      for (DType dtype : {DType::float32, DType::bfloat16}) {
+                                    "gauss4:nonfinite=poison", "topk:nonfinite=poison", "sign1:nonfinite=poison"}) {
+      for (DType dtype : test::kFloats) {
         for (const Reduction& reduction : {kSum, kAverage}) {
           Ranks ranks(size);
           auto all = sides(size, kShapes, dtype);

@@ -3,153 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "collective/message_summary.h"
-#include "collective/summer.h"
-#include "collective_cases.h"
-#include "ranks_on_threads.h"
+#include "oracles.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::edgeTensors;
-using test::Ranks;
-using test::single;
+using namespace test;
 using Tensor = test::TensorKind;
 
 const Reduction kSum;
 const Reduction kAverage{ReduceKind::sum, true};
 const Reduction kScaledSum{ReduceKind::sum, false, 0.3, true};
-
-bool isFloat(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
-}
-
-// One op of several messages: every rank's slices, and the definition of what the owner of a slice must get.
-class Scatter {
- public:
-  Scatter(int size, std::vector<Tensor> tensors, Reduction reduction, bool in_place, uint32_t step = 3)
-      : size_(size), tensors_(std::move(tensors)), reduction_(reduction), in_place_(in_place), step_(step) {
-    slices_.resize(size);
-    outputs_.resize(size);
-    for (int rank = 0; rank < size; ++rank) {
-      for (size_t m = 0; m < tensors_.size(); ++m) {
-        const auto& [layout, dtype] = tensors_[m];
-        slices_[rank].emplace_back();
-        for (int owner = 0; owner < size; ++owner)
-          slices_[rank][m].push_back(
-              test::randomTensor(dtype, layout.elements(), static_cast<uint32_t>(10000 * rank + 100 * owner + m)));
-        outputs_[rank].push_back(in_place ? slices_[rank][m][rank]
-                                          : Bytes(slices_[rank][m][rank].size(), std::byte{0xdd}));
-      }
-    }
-  }
-
-  void operator()(int rank, OpContext& op) {
-    std::vector<ScatterMessage> messages;
-    for (size_t m = 0; m < tensors_.size(); ++m) {
-      ScatterMessage message{{tensors_[m].layout}, tensors_[m].dtype};
-      for (const Bytes& slice : slices_[rank][m])
-        message.inputs.push_back(slice.data());
-      message.output = outputs_[rank][m].data();
-      if (in_place_) message.inputs[rank] = message.output;
-      message.draws = draws(rank, m);
-      messages.push_back(std::move(message));
-    }
-    reduceScatter(op, messages, reduction_);
-  }
-
-  void expectDefinition() const {
-    for (size_t m = 0; m < tensors_.size(); ++m) {
-      for (int owner = 0; owner < size_; ++owner) {
-        const auto& [layout, dtype] = tensors_[m];
-        EXPECT_TRUE(outputs_[owner][m] == (isFloat(dtype) ? byHand(owner, m) : byKernels(owner, m)))
-            << "rank " << owner << " of " << size_ << ", message " << m << ": " << dtypeName(dtype) << " "
-            << reduceName(reduction_.kind) << " " << layout.text().substr(0, 200);
-      }
-    }
-  }
-
-  const Bytes& output(int rank, size_t m) const { return outputs_[rank][m]; }
-
- private:
-  Draws draws(int rank, size_t m) const {
-    return {5, static_cast<uint32_t>(rank << 16) + static_cast<uint32_t>(m * 300), step_};
-  }
-
-  Bytes contribution(int rank, int owner, size_t m) const {
-    Bytes x = slices_[rank][m][owner];
-    const DType dtype = tensors_[m].dtype;
-    if (reduction_.premultiplied) scale(x.data(), x.data(), dtype, reduction_.premultiply, x.size() / itemBytes(dtype));
-    return x;
-  }
-
-  // Sums in rank order in fp32; peers' contributions decoded, the owner's own as it is; rounded, then averaged.
-  Bytes byHand(int owner, size_t m) const {
-    const auto& [layout, dtype] = tensors_[m];
-    const size_t item = itemBytes(dtype);
-    std::vector<float> sum(layout.elements());
-    for (int rank = 0; rank < size_; ++rank) {
-      const Bytes x = contribution(rank, owner, m);
-      Draws own = draws(rank, m);
-      own.stream += static_cast<uint32_t>(owner * layout.segments().size());
-      std::vector<float> values(sum.size());
-      if (rank == owner) {
-        for (size_t i = 0; i < values.size(); ++i)
-          values[i] = test::toFloat(dtype, x.data() + i * item);
-      } else {
-        values = test::decodedFloats(layout, dtype, x, own);
-      }
-      for (size_t i = 0; i < sum.size(); ++i)
-        sum[i] = rank == 0 ? values[i] : reduced(sum[i], values[i]);
-    }
-    Bytes out(sum.size() * item);
-    for (size_t i = 0; i < sum.size(); ++i) {
-      std::byte* element = out.data() + i * item;
-      test::fromFloat(dtype, element, sum[i]);
-      if (reduction_.average)
-        test::fromFloat(dtype, element, test::toFloat(dtype, element) / static_cast<float>(size_));
-    }
-    return out;
-  }
-
-  float reduced(float a, float b) const {
-    if (reduction_.kind == ReduceKind::product) return a * b;
-    if (reduction_.kind == ReduceKind::min) return std::min(a, b);
-    if (reduction_.kind == ReduceKind::max) return std::max(a, b);
-    return a + b;
-  }
-
-  // Types that are reduced in themselves: reduce_test.cpp holds the kernels to a reference.
-  Bytes byKernels(int owner, size_t m) const {
-    const auto& [layout, dtype] = tensors_[m];
-    Bytes sum = contribution(0, owner, m);
-    for (int rank = 1; rank < size_; ++rank)
-      reduceInto(sum.data(), contribution(rank, owner, m).data(), dtype, reduction_.kind, layout.elements());
-    reduceFinish(sum.data(), sum.data(), dtype, layout.elements(), reduction_.average ? size_ : 0);
-    return sum;
-  }
-
-  const int size_;
-  const std::vector<Tensor> tensors_;
-  const Reduction reduction_;
-  const bool in_place_;
-  const uint32_t step_;
-  std::vector<std::vector<std::vector<Bytes>>> slices_;  // [rank][message][owner]
-  std::vector<std::vector<Bytes>> outputs_;              // [rank][message]
-};
-
-std::vector<OpCounters> expectScatters(int size, std::vector<Tensor> tensors, const Reduction& reduction,
-                                       bool in_place) {
-  Scatter scatter(size, std::move(tensors), reduction, in_place);
-  Ranks ranks(size);
-  auto counters = ranks.expectRun("reduce_scatter", std::ref(scatter));
-  scatter.expectDefinition();
-  return counters;
-}
 
 TEST(ReduceScatter, IsTheSumInRankOrderOfDecodedContributions) {
   for (int size = 1; size <= 12; ++size) {
@@ -286,41 +153,12 @@ TEST(ReduceScatter, RefusesWhatItCannotReduce) {
 TEST(ReduceScatter, SlicesOfDifferentSizes) {
   for (const char* codec : {"none", "qsgd4:bucket=512", "topk", "minmax8:bucket=64"}) {
     for (uint64_t unit : {uint64_t{100}, uint64_t{60000}}) {
-      const int size = 4;
-      Ranks ranks(size);
       std::vector<Layout> layouts;
       for (uint64_t owner : {2, 0, 5, 1})
         layouts.push_back(single(owner * unit, codec));
-      const auto slice = [&](int rank, int owner) {
-        return test::randomTensor(DType::float32, layouts[owner].elements(), static_cast<uint32_t>(10 * rank + owner));
-      };
-      const auto draws = [](int rank) { return Draws{5, streamOf(rank, 0), 6}; };
-      std::vector<Bytes> outputs;
-      for (const Layout& layout : layouts)
-        outputs.emplace_back(layout.elements() * 4, std::byte{0xdd});
-      const auto counters = ranks.expectRun("reduce_scatter", [&](int rank, OpContext& op) {
-        std::vector<Bytes> slices;
-        ScatterMessage message{layouts, DType::float32, {}, outputs[rank].data(), draws(rank)};
-        for (int owner = 0; owner < size; ++owner)
-          slices.push_back(slice(rank, owner));
-        for (const Bytes& each : slices)
-          message.inputs.push_back(each.data());
-        reduceScatter(op, {message}, kSum);
-      });
-      for (int owner = 0; owner < size; ++owner) {
-        std::vector<float> sum(layouts[owner].elements());
-        for (int rank = 0; rank < size; ++rank) {
-          const Bytes x = slice(rank, owner);
-          Draws own = draws(rank);
-          own.stream += static_cast<uint32_t>(owner);
-          std::vector<float> values = test::decodedFloats(layouts[owner], DType::float32, x, own);
-          if (rank == owner) std::memcpy(values.data(), x.data(), x.size());
-          for (size_t i = 0; i < sum.size(); ++i)
-            sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
-        }
-        EXPECT_EQ(std::memcmp(sum.data(), outputs[owner].data(), outputs[owner].size()), 0) << codec << owner;
-        EXPECT_EQ(counters[owner].raw_bytes, (8 * unit - layouts[owner].elements()) * 4);
-      }
+      const auto counters = expectScatters(4, {{layouts, DType::float32}}, kSum, false);
+      for (int owner = 0; owner < 4; ++owner)
+        EXPECT_EQ(counters[owner].raw_bytes, (8 * unit - layouts[owner].elements()) * 4) << codec;
     }
   }
 }

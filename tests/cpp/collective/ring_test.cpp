@@ -5,69 +5,26 @@
 #include <atomic>
 #include <cmath>
 
-#include "collective/collectives.h"
-#include "collective_cases.h"
-#include "ranks_on_threads.h"
+#include "oracles.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::drawsOf;
+using test::expectGathers;
 using test::Ranks;
 using test::single;
+using Tensor = test::TensorKind;
 
-struct Parts {
-  std::vector<uint64_t> counts;  // by rank
-  std::string codec;
-  DType dtype = DType::float32;
-
-  std::vector<Layout> layouts() const {
-    std::vector<Layout> layouts;
-    for (uint64_t count : counts)
-      layouts.push_back(single(test::wholeRows(count, codec), codec));
-    return layouts;
-  }
-};
+// One tensor, of which each rank has so many elements.
+Tensor parts(const std::vector<uint64_t>& counts, const std::string& codec, DType dtype = DType::float32) {
+  std::vector<Layout> layouts;
+  for (uint64_t count : counts)
+    layouts.push_back(single(test::wholeRows(count, codec), codec));
+  return {layouts, dtype};
+}
 
 Ranks::Configure ringFrom(int ranks) {
   return [ranks](int, GroupConfig& config) { config.ring_from = ranks; };
-}
-
-std::vector<OpCounters> expectGathered(Ranks& ranks, const std::vector<Parts>& tensors) {
-  const int size = ranks.size();
-  std::vector<std::vector<std::vector<Bytes>>> outputs(tensors.size());
-  std::vector<std::vector<Bytes>> inputs(tensors.size());
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    const auto layouts = tensors[t].layouts();
-    outputs[t].resize(size);
-    for (int rank = 0; rank < size; ++rank) {
-      inputs[t].push_back(test::randomTensor(tensors[t].dtype, layouts[rank].elements(), 100 * t + rank));
-      for (int owner = 0; owner < size; ++owner)
-        outputs[t][rank].emplace_back(layouts[owner].elements() * itemBytes(tensors[t].dtype), std::byte{0xdd});
-    }
-  }
-  auto counters = ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
-    std::vector<GatherMessage> messages;
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      GatherMessage message{tensors[t].layouts(), tensors[t].dtype, inputs[t][rank].data(), {}, drawsOf(rank)};
-      for (Bytes& output : outputs[t][rank])
-        message.outputs.push_back(output.data());
-      messages.push_back(message);
-    }
-    allGather(op, messages);
-  });
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    for (int owner = 0; owner < size; ++owner) {
-      const Bytes expected =
-          test::asDecoded(tensors[t].layouts()[owner], tensors[t].dtype, inputs[t][owner], drawsOf(owner));
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_TRUE(outputs[t][rank][owner] == expected)
-            << tensors[t].codec << ", tensor " << t << ": rank " << rank << " has other bits of rank " << owner;
-      }
-    }
-  }
-  return counters;
 }
 
 std::vector<uint64_t> counts(int size, uint64_t unit) {
@@ -82,10 +39,9 @@ TEST(Ring, RelaysWhatTheDirectExchangeSends) {
     Ranks direct(size), ring(size, ringFrom(2));
     for (const std::string& codec : test::kCodecs) {
       const uint64_t unit = size == 3 ? 90000 : 700;
-      const std::vector<Parts> tensors = {
-          {counts(size, unit), codec},
-          {std::vector<uint64_t>(static_cast<size_t>(size), unit), codec, DType::bfloat16}};
-      const auto sent = expectGathered(direct, tensors), relayed = expectGathered(ring, tensors);
+      const std::vector<Tensor> tensors = {parts(counts(size, unit), codec),
+                                           parts(std::vector<uint64_t>(size, unit), codec, DType::bfloat16)};
+      const auto sent = expectGathers(direct, tensors), relayed = expectGathers(ring, tensors);
       uint64_t all = 0, all_relayed = 0, raw = 0, raw_relayed = 0;
       for (int rank = 0; rank < size; ++rank) {
         all += sent[rank].wire_bytes;
@@ -101,7 +57,7 @@ TEST(Ring, RelaysWhatTheDirectExchangeSends) {
 
 TEST(Ring, CountsWhatEachRankSendsOn) {
   Ranks ranks(3, ringFrom(3));
-  const auto counters = expectGathered(ranks, {{{100000, 0, 5}, "none"}});
+  const auto counters = expectGathers(ranks, {parts({100000, 0, 5}, "none")});
   EXPECT_EQ(counters[0].raw_bytes, 4 * 100005u);  // its own, and rank 2's
   EXPECT_EQ(counters[1].raw_bytes, 4 * 100000u);
   EXPECT_EQ(counters[2].raw_bytes, 4 * 5u);
@@ -114,7 +70,7 @@ TEST(Ring, OnlyFromSoManyRanksOn) {
     ranks.hub().tamper([&](int sender, int receiver, Lane lane, std::span<std::byte> frame) {
       if (lane == Lane::bulk) bytes[4 * sender + receiver] += frame.size();
     });
-    expectGathered(ranks, {{std::vector<uint64_t>(4, 100000), "minmax8"}});
+    expectGathers(ranks, {parts(std::vector<uint64_t>(4, 100000), "minmax8")});
     const uint64_t neighbour = bytes[4 * 0 + 1], other = bytes[4 * 0 + 2];
     if (from == 4) {
       EXPECT_GT(neighbour, 300000u);  // three parts
@@ -142,13 +98,9 @@ TEST(Ring, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
           message.outputs.push_back(output.data());
         allGather(op, {message});
       });
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_EQ(outcomes[rank].is<NonFiniteError>(), rank == bad) << outcomes[rank].what();
-        EXPECT_EQ(outcomes[rank].is<PeerRefusal>(), rank != bad) << outcomes[rank].what();
-        EXPECT_TRUE(test::holds(outcomes[rank].what(), {"element " + std::to_string(at)}));
-      }
+      test::expectRefusedBy(bad, outcomes, {"element " + std::to_string(at)});
     }
-    expectGathered(ranks, {{std::vector<uint64_t>(static_cast<size_t>(size), 1000), "minmax8"}});
+    expectGathers(ranks, {parts(std::vector<uint64_t>(size, 1000), "minmax8")});
   }
 }
 
@@ -160,7 +112,7 @@ TEST(Connections, FramesTakeThemInTurn) {
       config.ring_from = connections == 3 ? 3 : 0;
     });
     for (int op = 0; op < 3; ++op)
-      expectGathered(ranks, {{{500000, 0, 300001}, "none"}, {{100, 70000, 5}, "minmax8"}});
+      expectGathers(ranks, {parts({500000, 0, 300001}, "none"), parts({100, 70000, 5}, "minmax8")});
   }
 }
 

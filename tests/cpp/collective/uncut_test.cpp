@@ -4,25 +4,16 @@
 #include <cmath>
 #include <cstring>
 
-#include "collective/collectives.h"
-#include "collective/summer.h"
-#include "collective_cases.h"
-#include "ranks_on_threads.h"
+#include "oracles.h"
 
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::decoded;
-using test::encoded;
-using test::normal;
-using test::Ranks;
-using test::single;
+using namespace test;
 
-class TensorBucket : public testing::TestWithParam<const KernelTable*> {};
+class TensorBucket : public test::EveryForm {};
 
-INSTANTIATE_TEST_SUITE_P(Forms, TensorBucket, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Forms, TensorBucket, testing::ValuesIn(test::allForms()), test::formName);
 
 // A tensor no longer than a bucket has one anyway: the bytes are the same.
 TEST_P(TensorBucket, IsABucketThatIsLargeEnough) {
@@ -58,25 +49,13 @@ TEST_P(TensorBucket, OneScaleForLongTensorsToo) {
     for (size_t i = 0; i < n && name[1] != 'i'; ++i)
       ASSERT_LE(std::fabs(y[i] - x[i]), 1.0002 * step) << name << " " << i;
   }
-  std::vector<uint16_t> half(n), back(n);
-  for (size_t i = 0; i < n; ++i) {
-    half[i] = floatToBfloat16(x[i]);
-    x[i] = bfloat16ToFloat(half[i]);
-  }
-  const auto c = test::codecOf("minmax8:bucket=tensor", *GetParam());
-  EXPECT_EQ(encoded(*c, half, {}, 0, DType::bfloat16), encoded(*c, x));
 }
 
 TEST_P(TensorBucket, WhatIsNotFiniteAndMistakes) {
   std::vector<float> x = normal(3000, 1);
   x[2345] = INFINITY;
   const auto make = [&](const std::string& text) { return test::codecOf(text, *GetParam()); };
-  try {
-    encoded(*make("minmax4:bucket=tensor"), x);
-    ADD_FAILURE();
-  } catch (const NonFiniteError& error) {
-    EXPECT_EQ(error.position, 2345u);
-  }
+  EXPECT_EQ(test::refusedElement([&] { encoded(*make("minmax4:bucket=tensor"), x); }), 2345u);
   const auto poison = make("sym4:bucket=tensor,nonfinite=poison");
   for (float y : decoded(*poison, encoded(*poison, x), x.size()))
     ASSERT_TRUE(std::isnan(y));
@@ -102,33 +81,12 @@ Layout between(const std::string& codec) {
                  {321101, 100000, uncut}});
 }
 
-TEST(Uncut, GatheredInPartsAsInOnePiece) {
+TEST(Uncut, InPartsAsInOnePiece) {
   for (const char* codec : kUncut) {
     for (const Layout& layout : {single(400000, codec), between(codec)}) {
-      for (int size : {1, 2, 3}) {
-        Ranks ranks(size);
-        std::vector<Bytes> inputs;
-        std::vector<std::vector<Bytes>> outputs(size);
-        for (int rank = 0; rank < size; ++rank) {
-          inputs.push_back(test::randomTensor(DType::float32, layout.elements(), static_cast<uint32_t>(rank)));
-          for (int owner = 0; owner < size; ++owner)
-            outputs[rank].emplace_back(inputs[0].size(), std::byte{0xdd});
-        }
-        const auto draws = [](int rank) { return Draws{5, streamOf(rank, 0), 6}; };
-        ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
-          GatherMessage message{{layout}, DType::float32, inputs[rank].data()};
-          for (Bytes& output : outputs[rank])
-            message.outputs.push_back(output.data());
-          message.draws = draws(rank);
-          allGather(op, {message});
-        });
-        for (int rank = 0; rank < size; ++rank) {
-          for (int owner = 0; owner < size; ++owner) {
-            ASSERT_TRUE(outputs[rank][owner] == test::asDecoded(layout, DType::float32, inputs[owner], draws(owner)))
-                << codec << ": rank " << rank << " has another tensor of rank " << owner;
-          }
-        }
-      }
+      for (int size : {1, 2, 3})
+        test::expectGathers(size, {{layout, DType::float32}});
+      test::expectScatters(3, {{layout, DType::float32}}, {}, /*in_place=*/false);
     }
   }
 }
@@ -150,52 +108,9 @@ TEST(Uncut, WhatIsNotFiniteIsNamedOnEveryRank) {
           message.output = outputs[static_cast<size_t>(rank)].data();
           reduceScatter(op, {message}, {});
         });
-        EXPECT_EQ(outcomes[0].is<NonFiniteError>(), spoilt) << codec;
-        EXPECT_EQ(outcomes[1].is<PeerRefusal>(), spoilt) << codec;
-        for (const auto& outcome : outcomes) {
-          if (spoilt)
-            EXPECT_TRUE(
-                test::holds(outcome.what(), {"element 399997 of the slice for rank " + std::to_string(bad_slice)}));
-        }
-      }
-    }
-  }
-}
-
-TEST(Uncut, ScatteredInPartsAsInOnePiece) {
-  for (const char* codec : kUncut) {
-    for (const Layout& layout : {single(400000, codec), between(codec)}) {
-      const int size = 3;
-      Ranks ranks(size);
-      std::vector<std::vector<Bytes>> slices(size);
-      std::vector<Bytes> outputs;
-      for (int rank = 0; rank < size; ++rank) {
-        for (int owner = 0; owner < size; ++owner)
-          slices[rank].push_back(
-              test::randomTensor(DType::float32, layout.elements(), static_cast<uint32_t>(rank * 10 + owner)));
-        outputs.emplace_back(slices[0][0].size(), std::byte{0xdd});
-      }
-      ranks.expectRun("reduce_scatter", [&](int rank, OpContext& op) {
-        ScatterMessage message{{layout}, DType::float32};
-        for (const Bytes& slice : slices[rank])
-          message.inputs.push_back(slice.data());
-        message.output = outputs[rank].data();
-        message.draws = {5, streamOf(rank, 0), 6};
-        reduceScatter(op, {message}, {});
-      });
-      for (int owner = 0; owner < size; ++owner) {
-        std::vector<float> sum(layout.elements());
-        for (int rank = 0; rank < size; ++rank) {
-          Draws draws{5, streamOf(rank, 0), 6};
-          draws.stream += static_cast<uint32_t>(owner) * static_cast<uint32_t>(layout.segments().size());
-          std::vector<float> values(sum.size());
-          std::memcpy(values.data(), slices[rank][owner].data(), slices[rank][owner].size());
-          if (rank != owner) values = test::decodedFloats(layout, DType::float32, slices[rank][owner], draws);
-          for (size_t i = 0; i < sum.size(); ++i)
-            sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
-        }
-        ASSERT_EQ(std::memcmp(sum.data(), outputs[owner].data(), outputs[owner].size()), 0)
-            << codec << ": slice of rank " << owner;
+        const std::string named = "element 399997 of the slice for rank " + std::to_string(bad_slice);
+        if (spoilt) test::expectRefusedBy(0, outcomes, {named});
+        EXPECT_EQ(outcomes[0].ok() && outcomes[1].ok(), !spoilt) << codec;
       }
     }
   }

@@ -16,23 +16,9 @@
 namespace lowcomm {
 namespace {
 
-using test::agreedRefusals;
-using test::Case;
-using test::elements;
-using test::expectSame;
-using test::kNan;
-using test::narrowed;
-using test::normal;
-using test::refusedThere;
+using namespace test;
 
 using CudaCodebook = test::OnCuda;
-
-LevelTable evenLevels(int bits) {
-  std::vector<float> values(size_t{1} << bits);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
-  return LevelTable(values);
-}
 
 // Many thresholds close together, a few far apart.
 LevelTable unevenLevels(int bits) {
@@ -53,7 +39,7 @@ std::string levelsText(int bits, uint32_t bucket) {
 TEST_F(CudaCodebook, LevelsOfEveryWidthBucketAndSizeEqualScalar) {
   for (int bits = 1; bits <= 8; ++bits) {
     for (uint32_t bucket : {64u, 512u, 1024u, 2048u}) {
-      const Case c(levelsText(bits, bucket), bits % 2 ? evenLevels(bits) : unevenLevels(bits));
+      const Case c(levelsText(bits, bucket), bits % 2 ? LevelTable(evenLevels(bits)) : unevenLevels(bits));
       for (size_t n : test::edgeSizes(bucket))
         ASSERT_NO_FATAL_FAILURE(expectSame(c, elements(n)));
     }
@@ -97,11 +83,9 @@ TEST_F(CudaCodebook, ZerosSubnormalsAndWideRanges) {
   const std::vector<std::vector<float>> inputs = {
       {-0.0f, 0.0f}, {tiny, -tiny, 5 * tiny, 0}, {0x1.fffffep125f, -0x1.fffffep125f, 1, 0}, {3.25f}};
   for (const auto& few : inputs) {
-    std::vector<float> x(700);
-    for (size_t i = 0; i < x.size(); ++i)
-      x[i] = few[i % few.size()];
+    const std::vector<float> x = repeated(few);
     for (const char* meta : {"", ",meta=bf16"})
-      ASSERT_NO_FATAL_FAILURE(expectSame(Case(levelsText(4, 128) + meta, evenLevels(4)), x));
+      ASSERT_NO_FATAL_FAILURE(expectSame(Case(levelsText(4, 128) + meta, LevelTable(evenLevels(4))), x));
   }
 }
 
@@ -117,7 +101,7 @@ TEST_F(CudaCodebook, WhatLevelsRefuse) {
       }
     }
   }
-  EXPECT_GT(agreedRefusals(Case(levelsText(3, 64), evenLevels(3)), 593, 128, 128 + 3 * 64, 3), 48u + 15);
+  EXPECT_GT(agreedRefusals(Case(levelsText(3, 64), LevelTable(evenLevels(3))), 593, 128, 128 + 3 * 64, 3), 48u + 15);
 }
 
 }  // namespace

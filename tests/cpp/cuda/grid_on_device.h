@@ -53,6 +53,13 @@ inline std::vector<float> elements(size_t n) {
   return normal(n, static_cast<uint32_t>(n), 3, 0.5f);
 }
 
+inline std::vector<float> repeated(const std::vector<float>& few) {
+  std::vector<float> x(700);
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = few[i % few.size()];
+  return x;
+}
+
 inline std::vector<uint16_t> narrowed(const std::vector<float>& x, DType dtype) {
   std::vector<uint16_t> narrow(x.size());
   for (size_t i = 0; i < x.size(); ++i)

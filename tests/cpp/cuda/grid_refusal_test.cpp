@@ -13,14 +13,7 @@
 namespace lowcomm {
 namespace {
 
-using test::agreedRefusals;
-using test::Bytes;
-using test::Case;
-using test::decodedThere;
-using test::expectSame;
-using test::kNan;
-using test::normal;
-using test::refusedThere;
+using namespace test;
 
 using CudaRefusals = test::OnCuda;
 

@@ -11,18 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::Case;
-using test::decodedThere;
-using test::elements;
-using test::encodedThere;
-using test::expectSame;
-using test::kDraws;
-using test::kFarBlock;
-using test::kKey;
-using test::normal;
-using test::OnDevice;
-using test::same;
+using namespace test;
 
 using CudaGrid = test::OnCuda;
 
@@ -139,9 +128,7 @@ TEST_F(CudaGrid, ZerosSubnormalsAndWideRanges) {
       {3.25f, 3.25f, 3.25f},      {1e-38f, 3e-39f, -1e-40f},  {65504, -65504, 65520, 6e-8f},
       {1000, 1000.0001f, 1000.5f}};
   for (const auto& few : inputs) {
-    std::vector<float> x(700);
-    for (size_t i = 0; i < x.size(); ++i)
-      x[i] = few[i % few.size()];
+    const std::vector<float> x = repeated(few);
     for (const char* text :
          {"minmax4:bucket=64", "qsgd7:bucket=1024", "qsgd2:bucket=4096", "lattice4:bucket=128",
           "minmax4:bucket=64,meta=bf16", "sym4:bucket=256", "sym4:bucket=256,range=l2", "mid3:bucket=1024",

@@ -12,14 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::agreedRefusals;
-using test::Case;
-using test::elements;
-using test::expectSame;
-using test::kNan;
-using test::narrowed;
-using test::normal;
-using test::refusedThere;
+using namespace test;
 
 using CudaRotated = test::OnCuda;
 
@@ -117,9 +110,7 @@ TEST_F(CudaRotated, ZerosSubnormalsAndWideRanges) {
                                                   {0x1.fffffep119f, -0x1.fffffep119f, 1, 0},
                                                   {1000, 1000.0001f, 999}};
   for (const auto& few : inputs) {
-    std::vector<float> x(700);
-    for (size_t i = 0; i < x.size(); ++i)
-      x[i] = few[i % few.size()];
+    const std::vector<float> x = repeated(few);
     for (const char* text : {"minmax4:rotate=1", "lattice4:bucket=2048,rotate=1", "sym4:bucket=512,rotate=1",
                              "sign1:bucket=512,meta=bf16,rotate=1", "gauss4", "gauss8:bucket=2048,meta=fp32"})
       ASSERT_NO_FATAL_FAILURE(expectSame(text, x));

@@ -23,12 +23,7 @@
 namespace lowcomm {
 namespace {
 
-using test::Bytes;
-using test::drawsOf;
-using test::floatsOf;
-using test::must;
-using test::OnDevice;
-using test::Ranks;
+using namespace test;
 
 // The device's memory and its default stream. One rank at a time: the simulator is one.
 std::mutex device;

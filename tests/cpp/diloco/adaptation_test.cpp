@@ -11,11 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::coded;
-using test::onRanks;
-using test::options;
-using test::Ranks;
-using test::Trainee;
+using namespace test;
 
 constexpr int64_t kRank = 8, kEvery = 16, kRows = 48, kColumns = 64;
 

@@ -96,33 +96,6 @@ TEST(DiLoCoXFaults, NotFiniteIsDroppedEverywhere) {
   }
 }
 
-TEST(DiLoCoXFaults, LostPeerChangesNothing) {
-  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
-    Ranks ranks(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
-    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-      Trainee trainee(rank, kShapes);
-      trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, coded(options(3, mode), "sym4:bucket=64", 3));
-      trainee.train(0, 7);
-      const TensorMap before = trainee.loop->state();
-      if (rank == 2) {
-        ranks.hub().kill(2);
-        return;
-      }
-      const std::string error = thrownBy<PeerError>([&] { trainee.train(7, 30); });
-      EXPECT_TRUE(holds(error, {"outer_step", "rank"})) << error;
-      const TensorMap after = trainee.loop->state();
-      if (mode == OuterMode::sync) {
-        for (const char* suffix : {".outer", ".momentum", ".residual", ".factor"})
-          expectSame(before, after, suffix);
-      }
-      trainee.loop->restore();
-      const auto outer = trainee.outer();
-      for (size_t i = 0; i < outer.size(); ++i)
-        EXPECT_TRUE(at::equal(trainee.parameters[i].tensor, outer[i]));
-    });
-  }
-}
-
 // A rank dies when some of its frames have come and others have not: exact, coded, and between a matrix's two factors.
 TEST(DiLoCoXFaults, PeerLostInTheMiddleOfAMessageChangesNothing) {
   const std::vector<std::vector<int64_t>> large = {{512, 640}, {100000}};
@@ -148,11 +121,7 @@ TEST(DiLoCoXFaults, PeerLostInTheMiddleOfAMessageChangesNothing) {
           trainee.train(0, 3);
           const TensorMap before = trainee.loop->state();
           if (rank == 2) counting = true;
-          try {
-            trainee.train(3, 40);
-            ADD_FAILURE() << "rank " << rank << " did not notice, " << sent << " frames";
-          } catch (const PeerError&) {
-          }
+          EXPECT_NE(thrownBy<PeerError>([&] { trainee.train(3, 40); }), kNothing) << rank << ", " << sent << " frames";
           if (rank == 2) return;
           const TensorMap after = trainee.loop->state();
           const int64_t steps = after.at("applied").item<int64_t>() - before.at("applied").item<int64_t>();
@@ -189,11 +158,7 @@ TEST(DiLoCoXFaults, AStageThatFailedIsToldToTheOthers) {
           trainee.inner(step);
           if (step == 6 && device_codec == 1) buffer.fill_(std::numeric_limits<float>::infinity());
           if (step == 12 && device_codec == 1) buffer.fill_(0);
-          try {
-            trainee.loop->step();
-          } catch (const ValueError&) {
-            ++errors;
-          }
+          errors += thrownBy<ValueError>([&] { trainee.loop->step(); }) != kNothing;
         }
         trainee.loop->finish();
         return errors;

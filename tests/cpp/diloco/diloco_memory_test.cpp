@@ -11,11 +11,7 @@
 namespace lowcomm {
 namespace {
 
-using test::coded;
-using test::onRanks;
-using test::options;
-using test::Ranks;
-using test::Trainee;
+using namespace test;
 
 const std::vector<std::vector<int64_t>> kLarge = {{512, 512}, {256, 1024}};
 constexpr double kElements = 2 * 512 * 512;

@@ -11,6 +11,7 @@
 
 #include "diloco/diloco.h"
 #include "ranks_on_threads.h"
+#include "tensors.h"
 
 namespace lowcomm::test {
 
@@ -26,17 +27,6 @@ inline DiLoCoXOptions coded(DiLoCoXOptions o, const std::string& codec, int64_t 
   o.rank = rank;
   o.error_feedback = feedback;
   return o;
-}
-
-// The text of an exception of type E.
-template <class E, class F>
-std::string thrownBy(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing of that type";
 }
 
 // One rank's model and its inner training: gradient descent towards a target of its own, by which step s's gradient is

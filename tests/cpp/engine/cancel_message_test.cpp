@@ -23,15 +23,7 @@
 namespace lowcomm {
 namespace {
 
-using test::expectFinish;
-using test::finish;
-using test::Group;
-using test::holds;
-using test::MessagePtr;
-using test::Outcome;
-using test::receiving;
-using test::sending;
-using test::Tensor;
+using namespace test;
 
 using Clock = std::chrono::steady_clock;
 

@@ -236,14 +236,6 @@ TEST(Engine, AnyOtherExceptionEndsTheGroupAndIsTold) {
   EXPECT_TRUE(holds(outcomes[2].what(), {"next", "First cause"}));
 }
 
-TEST(Engine, DestructorEndsAGroupInAnyState) {
-  for (int state = 0; state < 3; ++state) {
-    Ranks ranks(2);
-    if (state == 1) ranks.expectRun("meet", meet);
-    if (state == 2) ranks.engine(0).abort("done with it");
-  }
-}
-
 size_t threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));

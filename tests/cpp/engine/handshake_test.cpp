@@ -2,44 +2,17 @@
 
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <future>
-#include <map>
-#include <mutex>
-#include <stdexcept>
 #include <vector>
 
 #include "base/error.h"
+#include "errors.h"
+#include "transport/tcp_ranks.h"
 
 namespace lowcomm {
 namespace {
 
 using namespace std::chrono_literals;
-
-class InMemory final : public Rendezvous {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-
-  void wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); }))
-      throw std::runtime_error("no value of " + key);
-  }
-
-  std::string get(const std::string& key) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return values_.at(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 KeyValues saying(const std::string& key, const std::string& value) {
   KeyValues hello;
@@ -67,20 +40,20 @@ std::vector<std::string> shaken(Rendezvous& rendezvous, const std::vector<KeyVal
 }
 
 TEST(Handshake, RanksTakeTheEpochOfRank0) {
-  InMemory rendezvous;
+  MapRendezvous rendezvous;
   const auto epochs = shaken(rendezvous, std::vector<KeyValues>(3, saying("policy", "all_gather=minmax8")));
   EXPECT_EQ(epochs, std::vector<std::string>(3, rendezvous.get("lowcomm/epoch")));
 }
 
 TEST(Handshake, EveryRankNamesTheFieldThatDiffers) {
-  InMemory rendezvous;
+  MapRendezvous rendezvous;
   const auto told = shaken(rendezvous, {saying("seed", "1"), saying("seed", "2")});
   EXPECT_EQ(told[0], "lowcomm: making a group: seed differs: rank 0 has '1', rank 1 has '2'");
   EXPECT_NE(told[1].find("seed differs"), std::string::npos) << told[1];
 }
 
 TEST(Handshake, ARankThatCannotJoinSaysWhy) {
-  InMemory rendezvous;
+  MapRendezvous rendezvous;
   refuseHandshake(rendezvous, 1, "chunk_bytes: expected more");
   try {
     handshake(rendezvous, 0, 2, saying("seed", "1"), 20s);
@@ -92,14 +65,10 @@ TEST(Handshake, ARankThatCannotJoinSaysWhy) {
 }
 
 TEST(Handshake, ARankThatDoesNotComeIsNamed) {
-  InMemory rendezvous;
-  try {
-    handshake(rendezvous, 0, 2, saying("seed", "1"), 1ms);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_STREQ(error.what(),
-                 "lowcomm: making a group: rank 1 did not say hello within 1 ms: no value of lowcomm/hello/1");
-  }
+  MapRendezvous rendezvous;
+  const auto joined = [&] { handshake(rendezvous, 0, 2, saying("seed", "1"), 1ms); };
+  EXPECT_EQ(test::thrownBy<PeerError>(joined),
+            "lowcomm: making a group: rank 1 did not say hello within 1 ms: no lowcomm/hello/1");
 }
 
 }  // namespace

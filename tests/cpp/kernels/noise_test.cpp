@@ -46,10 +46,9 @@ std::vector<uint32_t> bits(const std::vector<float>& x) {
   return out;
 }
 
-class NoiseForms : public testing::TestWithParam<const KernelTable*> {};
+class NoiseForms : public test::EveryForm {};
 
-INSTANTIATE_TEST_SUITE_P(Noise, NoiseForms, testing::ValuesIn(test::allForms()),
-                         [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Noise, NoiseForms, testing::ValuesIn(test::allForms()), test::formName);
 
 TEST(Noise, SeedsAreChained) {
   EXPECT_EQ(noiseSeed(0, 0, 0, 0), 0x2130748aaac80268u);

@@ -5,18 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "codec/level_table.h"
 #include "grid_cases.h"
 
 namespace lowcomm::test {
 
 // The codec on `wide`, a table of loops at 16 lanes (sixteen_lanes.inl), gives the bytes and the values of scalar.
 inline void expectScalars(const std::string& text, const KernelTable& wide, const std::vector<size_t>& sizes) {
-  const auto on = [&](const KernelTable& form) {
-    const auto codec = codecOf(text, form);
-    return needsTable(codec->spec()) ? codec->with(LevelTable(evenLevels(codec->spec().bits))) : codec;
-  };
-  const auto scalar = on(*scalarKernels()), codec = on(wide);
+  const auto scalar = codecWithTable(text, *scalarKernels()), codec = codecWithTable(text, wide);
   const bool whole = codec->granularity() == Codec::kUncut;
   for (size_t n : sizes) {
     const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);

@@ -14,15 +14,8 @@ namespace lowcomm {
 namespace {
 
 using namespace std::chrono_literals;
+using namespace test;
 using test::expectFinish;
-using test::holds;
-using test::MessagePtr;
-using test::Outcome;
-using test::Ranks;
-using test::receiving;
-using test::sending;
-using test::Tensor;
-using test::together;
 
 using AnyPtr = std::shared_ptr<AnyRecv>;
 

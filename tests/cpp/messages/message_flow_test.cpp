@@ -12,11 +12,7 @@
 namespace lowcomm {
 namespace {
 
-using test::expectFinish;
-using test::Ranks;
-using test::receiving;
-using test::sending;
-using test::Tensor;
+using namespace test;
 
 TEST(MessageNumbers, TheFirstTagsAreCountedByThemselves) {
   SenderNumbers sent;

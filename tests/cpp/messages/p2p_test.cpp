@@ -13,14 +13,7 @@
 namespace lowcomm {
 namespace {
 
-using test::expectFinish;
-using test::holds;
-using test::MessagePtr;
-using test::Ranks;
-using test::receiving;
-using test::sending;
-using test::Tensor;
-using test::together;
+using namespace test;
 
 TEST(P2p, ValuesAreTheDecodedOnes) {
   Ranks ranks(2);

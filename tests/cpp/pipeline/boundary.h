@@ -34,15 +34,14 @@ struct Boundary {
   Result move(Ranks& ranks, const Bytes& x, const std::vector<uint64_t>& samples) {
     Result result{Bytes(x.size(), std::byte{0x55}), {}};
     together(ranks, [&](int rank, Engine&) {
-      try {
+      result.errors[rank] = thrownBy([&] {
         const uint64_t elements = samples.size() * kSample;
         auto message = rank == 0 ? channels[0]->send(x.data(), elements, samples)
                                  : channels[1]->recv(result.y.data(), elements, samples);
         message->wait();
         if (rank == 0) counted += message->samples();
-      } catch (const std::exception& error) {
-        result.errors[rank] = error.what();
-      }
+      });
+      if (result.errors[rank] == kNothing) result.errors[rank].clear();
     });
     return result;
   }
@@ -66,10 +65,7 @@ inline Bytes activations(DType dtype, const std::vector<uint64_t>& samples, uint
     for (uint64_t i = 0; i < kSample; ++i)
       values.push_back(base[i] + drift[i]);
   }
-  Bytes bytes(values.size() * itemBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i)
-    fromFloat(dtype, bytes.data() + i * itemBytes(dtype), values[i]);
-  return bytes;
+  return elementsOf(dtype, values);
 }
 
 inline double distance(DType dtype, const Bytes& x, const Bytes& y) {

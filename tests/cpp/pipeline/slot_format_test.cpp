@@ -30,19 +30,14 @@ TEST(SlotFormat, SizesAndNames) {
 }
 
 TEST(SlotFormat, Refuses) {
-  const auto said = [](const std::string& store, uint64_t elements, uint64_t channels) -> std::string {
-    try {
-      SlotFormat::parse(store, elements, channels);
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "";
+  const auto said = [](const std::string& store, uint64_t elements, uint64_t channels) {
+    return thrownBy<ValueError>([&] { SlotFormat::parse(store, elements, channels); });
   };
   EXPECT_TRUE(holds(said("levels4", 100, 10), {"expected fp32, fp16, bf16 or a codec without a level table"}));
   EXPECT_TRUE(holds(said("none", 100, 10), {"expected fp32, fp16, bf16 or a codec"}));
-  EXPECT_NE(said("sym9", 100, 10), "");
-  EXPECT_NE(said("sym4:axis=channel", 100, 30), "") << "no whole rows";
-  EXPECT_NE(said("fp16", 0, 1), "");
+  EXPECT_NE(said("sym9", 100, 10), kNothing);
+  EXPECT_NE(said("sym4:axis=channel", 100, 30), kNothing) << "no whole rows";
+  EXPECT_NE(said("fp16", 0, 1), kNothing);
 }
 
 // Whatever an activation does, its slot can be written and read again: a mistake that is sent is told of there.

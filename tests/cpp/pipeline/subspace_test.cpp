@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/hashes.h"
+#include "errors.h"
 
 namespace lowcomm {
 namespace {
@@ -79,12 +80,8 @@ TEST(Subspace, TokenRowsAreAddedAndTakenAway) {
 TEST(Subspace, RefusesARankThatIsNone) {
   for (size_t rank : {0u, 9u}) {
     std::vector<double> rows(9 * 8);
-    try {
-      drawBasis(rows.data(), rank, 8, 0);
-      ADD_FAILURE() << rank;
-    } catch (const ValueError& error) {
-      EXPECT_NE(std::string(error.what()).find("expected 1...8"), std::string::npos) << error.what();
-    }
+    const auto draw = [&] { drawBasis(rows.data(), rank, 8, 0); };
+    EXPECT_TRUE(test::holds(test::thrownBy<ValueError>(draw), {"expected 1...8"})) << rank;
   }
 }
 

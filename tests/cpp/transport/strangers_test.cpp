@@ -25,15 +25,12 @@ namespace {
 using tcp::Strangers;
 
 // What a port without and with a secret does with those who are no members.
-class TcpStrangers : public testing::TestWithParam<bool> {
+class TcpStrangers : public SecretOrNot {
  protected:
-  std::optional<tcp::Secret> secret() const { return GetParam() ? std::optional(aSecret()) : std::nullopt; }
   std::shared_ptr<tcp::Tls> tls() const { return GetParam() ? std::make_shared<tcp::Tls>(aSecret()) : nullptr; }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tcp, TcpStrangers,
-                         testing::ValuesIn(tcp::tlsLibrary().empty() ? std::vector{false} : std::vector{false, true}),
-                         [](const auto& info) { return std::string(info.param ? "Secret" : "Plain"); });
+INSTANTIATE_TEST_SUITE_P(Tcp, TcpStrangers, secretOrNot(), secretName);
 
 // The other ends of connections that were admitted, of an address each.
 struct Crowd {

@@ -49,6 +49,21 @@ inline tcp::Secret aSecret(char first = 'b') {
   return {first + std::string("0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"), "test"};
 }
 
+// With and without a secret: nothing else may differ.
+//   INSTANTIATE_TEST_SUITE_P(Tcp, Name, secretOrNot(), secretName);
+class SecretOrNot : public testing::TestWithParam<bool> {
+ protected:
+  std::optional<tcp::Secret> secret() const { return GetParam() ? std::optional(aSecret()) : std::nullopt; }
+};
+
+inline auto secretOrNot() {
+  return testing::ValuesIn(tcp::tlsLibrary().empty() ? std::vector{false} : std::vector{false, true});
+}
+
+inline std::string secretName(const testing::TestParamInfo<bool>& info) {
+  return info.param ? "Secret" : "Plain";
+}
+
 // `rate`: of the bulk lanes (tcp::Pace); empty: none.
 inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}, const std::string& rate = "") {
   return {.listen = "127.0.0.1:0", .rate = rate, .secret = std::move(secret)};

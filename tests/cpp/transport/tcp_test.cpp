@@ -17,74 +17,26 @@ namespace {
 
 using tcp::Endpoint;
 
-// With and without a secret: nothing else may differ.
-class TcpTransport : public testing::TestWithParam<bool> {
- protected:
-  std::optional<tcp::Secret> secret() const { return GetParam() ? std::optional(aSecret()) : std::nullopt; }
-};
+class TcpTransport : public SecretOrNot {};
 
-INSTANTIATE_TEST_SUITE_P(Tcp, TcpTransport,
-                         testing::ValuesIn(tcp::tlsLibrary().empty() ? std::vector{false} : std::vector{false, true}),
-                         [](const auto& info) { return std::string(info.param ? "Secret" : "Plain"); });
+INSTANTIATE_TEST_SUITE_P(Tcp, TcpTransport, secretOrNot(), secretName);
 
-TEST_P(TcpTransport, KnowsItsPlace) {
-  Ranks ranks(3, 2, secret());
-  EXPECT_EQ(ranks[2].rank(), 2);
-  EXPECT_EQ(ranks[1].size(), 3);
-}
-
-// In order for a (lane, peer, tag), whichever side comes first, and into rooms that are longer.
 TEST_P(TcpTransport, KeepsOrderInEveryLaneAndTag) {
   Ranks ranks(2, 2, secret());
-  for (bool receive_first : {true, false}) {
-    std::vector<Bytes> in, out;
-    std::vector<std::unique_ptr<Transfer>> receives, sends;
-    for (size_t i = 0; i < 12; ++i) {
-      out.push_back(message(i * 30'000, static_cast<unsigned>(i)));
-      in.emplace_back(400'000);
-    }
-    const auto lane = [](size_t i) { return i % 2 ? Lane::control : Lane::bulk; };
-    const auto receive = [&] {
-      for (size_t i : {3, 7, 11, 2, 6, 10, 1, 5, 9, 0, 4, 8})  // backwards over lanes and tags, forwards within one
-        receives.push_back(ranks[1].irecv(lane(i), 0, i % 4, in[i]));
-    };
-    const auto send = [&] {
-      for (size_t i = 0; i < 12; ++i)
-        sends.push_back(ranks[0].isend(lane(i), 1, i % 4, out[i]));
-    };
-    receive_first ? (receive(), send()) : (send(), receive());
-    for (auto& transfer : receives)
-      transfer->wait(kLong);
-    for (auto& transfer : sends)
-      transfer->wait(kLong);
-    for (size_t i = 0; i < 12; ++i)
-      EXPECT_TRUE(std::equal(out[i].begin(), out[i].end(), in[i].begin())) << i;
-  }
+  expectOrderInEveryLaneAndTag(ranks[0], ranks[1], 30'000);
 }
 
-// A send is done when its receive is, so that what waits for receives is no more than its senders have under way.
 TEST_P(TcpTransport, ASendWaitsForItsReceive) {
   Ranks ranks(2, 2, secret());
-  const Bytes out = message(1000, 1);
-  Bytes in(1000);
-  const auto sent = ranks[0].isend(Lane::bulk, 1, 4, out);
-  expectFails(*sent, Kind::timed_out, 1, kSoon);
-  const auto received = ranks[1].irecv(Lane::bulk, 0, 4, in);
-  received->wait(kLong);
-  sent->wait(kLong);
-  EXPECT_EQ(in, out);
+  expectSendWaitsForItsReceive(ranks[0], ranks[1]);
 }
 
 // One that is never received does not hold up others of its connection.
 TEST_P(TcpTransport, AMessageThatNobodyWantsBlocksNoOther) {
   Ranks ranks(2, 1, secret());
-  const Bytes unwanted = message(9'000'000, 1), out = message(500'000, 2);
-  Bytes in(out.size());
+  const Bytes unwanted = message(9'000'000, 1);
   const auto never = ranks[0].isend(Lane::bulk, 1, 1, unwanted);
-  const auto sent = ranks[0].isend(Lane::bulk, 1, 2, out);
-  ranks[1].irecv(Lane::bulk, 0, 2, in)->wait(kLong);
-  sent->wait(kLong);
-  EXPECT_EQ(in, out);
+  expectArrives(ranks[0], ranks[1], message(500'000, 2), Lane::bulk, 2);
   ranks[0].cancel(Lane::bulk);
   expectFails(*never, Kind::cancelled, 1);
 }
@@ -99,11 +51,7 @@ TEST_P(TcpTransport, ACancelledLaneEndsOnBothSidesAndTheOtherLives) {
   expectFails(*theirs, Kind::closed, 0);
   EXPECT_THROW(ranks[0].isend(Lane::bulk, 1, 0, out), TransportError);
   EXPECT_THROW(ranks[1].isend(Lane::bulk, 0, 0, out), TransportError);
-  Bytes control(10);
-  const auto sent = ranks[0].isend(Lane::control, 1, 0, out);
-  ranks[1].irecv(Lane::control, 0, 0, control)->wait(kLong);
-  sent->wait(kLong);
-  EXPECT_EQ(control, out);
+  expectArrives(ranks[0], ranks[1], out, Lane::control);
 }
 
 // All ranks exchange with all, of several sizes, while every connection is reset again and again.
@@ -191,57 +139,7 @@ TEST(TcpEndpoint, OthersThanThePeersAreRefused) {
   tcp::Hello other = helloTo(real, ranks.endpoints[1]->incarnation());
   other.group[3] ^= std::byte{1};
   EXPECT_TRUE(ask(*ranks.endpoints[0], other).unknown) << "another group";
-  const Bytes out = message(1000, 5);
-  Bytes in(1000);
-  const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
-  ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
-  sent->wait(kLong);
-  EXPECT_EQ(in, out) << "the connection that was there goes on";
-}
-
-// Silent strangers keep no member from coming back.
-TEST_P(TcpTransport, StrangersLetMembersIn) {
-  Ranks ranks(2, 1, secret());
-  std::atomic<bool> over{false};
-  std::thread crowd([&] {
-    std::vector<tcp::Fd> strangers;
-    while (!over) {
-      strangers.push_back(dial(*ranks.endpoints[0]));
-      if (strangers.size() > 200) strangers.erase(strangers.begin());
-      std::this_thread::sleep_for(milliseconds(2));
-    }
-  });
-  std::this_thread::sleep_for(milliseconds(400));
-  for (int round = 0; round < 5; ++round) {
-    ranks.endpoints[1]->cut();
-    const Bytes out = message(100'000, 5);
-    Bytes in(out.size());
-    const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
-    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
-    sent->wait(kLong);
-    EXPECT_EQ(in, out);
-  }
-  over = true;
-  crowd.join();
-}
-
-// Strangers that say nothing, garbage or little by little cost no member anything.
-TEST_P(TcpTransport, StrangersAreLetGo) {
-  Ranks ranks(2, 2, secret());
-  std::vector<tcp::Fd> strangers;
-  for (int i = 0; i < 200; ++i) {
-    strangers.push_back(dial(*ranks.endpoints[i % 2]));
-    const Bytes garbage = message(i % 3 == 0 ? 0 : i % 3 == 1 ? 300 : 5, static_cast<unsigned>(i));
-    if (!garbage.empty()) ::send(strangers.back().get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
-  }
-  const Bytes out = message(2'000'000, 5);
-  Bytes in(out.size());
-  for (int round = 0; round < 5; ++round) {
-    const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
-    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
-    sent->wait(kLong);
-    EXPECT_EQ(in, out);
-  }
+  expectArrives(ranks[1], ranks[0], message(1000, 5));  // the connection that was there goes on
 }
 
 // Rank 1 dials while rank 0 has not read yet who that is.
@@ -267,12 +165,7 @@ TEST_P(TcpTransport, WaitsForARankThatIsLate) {
   std::thread thread([&] { other = connectTcp(rendezvous, 1, 2, 1, kLong, second); });
   const auto one = connectTcp(late, 0, 2, 1, kLong, first);
   thread.join();
-  const Bytes out = message(100, 1);
-  Bytes in(100);
-  const auto sent = one->isend(Lane::control, 1, 0, out);
-  other->irecv(Lane::control, 0, 0, in)->wait(kLong);
-  sent->wait(kLong);
-  EXPECT_EQ(in, out);
+  expectArrives(*one, *other, message(100, 1), Lane::control);
 }
 
 TEST(TcpEndpoint, NamesWhoCannotBeReached) {

@@ -136,14 +136,9 @@ struct Client {
   Fd fd;
 };
 
-class TunnelOf : public testing::TestWithParam<bool> {
- protected:
-  std::optional<Secret> secret() const { return GetParam() ? std::optional(aSecret()) : std::nullopt; }
-};
+class TunnelOf : public SecretOrNot {};
 
-INSTANTIATE_TEST_SUITE_P(Tcp, TunnelOf,
-                         testing::ValuesIn(tlsLibrary().empty() ? std::vector{false} : std::vector{false, true}),
-                         [](const auto& info) { return std::string(info.param ? "Secret" : "Plain"); });
+INSTANTIATE_TEST_SUITE_P(Tcp, TunnelOf, secretOrNot(), secretName);
 
 TEST_P(TunnelOf, BytesComeInOrderAndConnectionsThatAreCutLoseNone) {
   Tunnelled tunnel(echo, secret());
@@ -231,12 +226,8 @@ TEST(Tunnel, AServerThatComesLaterIsFound) {
 }
 
 TEST(Tunnel, NobodyThereIsNamed) {
-  try {
-    TunnelEntry entry(std::make_shared<Endpoint>(onLoopback()), "127.0.0.1:1", 200ms);
-    FAIL() << "expected an error";
-  } catch (const TransportError& error) {
-    EXPECT_TRUE(holds(error.what(), {"expected a store at 127.0.0.1:1", "200 ms"}));
-  }
+  const auto enter = [] { TunnelEntry entry(std::make_shared<Endpoint>(onLoopback()), "127.0.0.1:1", 200ms); };
+  EXPECT_TRUE(holds(test::thrownBy<TransportError>(enter), {"expected a store at 127.0.0.1:1", "200 ms"}));
 }
 
 TEST(Tunnel, AnExitThatEndsEndsItsStreams) {

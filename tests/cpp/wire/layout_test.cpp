@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hashes.h"
+#include "errors.h"
 
 namespace lowcomm {
 namespace {
@@ -60,12 +61,7 @@ TEST(Layout, RefusesGapsAndOverlaps) {
       {{{0, 10, {CodecId::layout, 0, 0}}}, "codec of elements"},
   };
   for (const auto& c : cases) {
-    try {
-      const Layout layout(c.segments);
-      ADD_FAILURE() << c.part;
-    } catch (const ValueError& error) {
-      EXPECT_NE(std::string(error.what()).find(c.part), std::string::npos) << error.what();
-    }
+    EXPECT_TRUE(test::holds(test::thrownBy<ValueError>([&] { Layout layout(c.segments); }), {c.part}));
   }
 }
 
@@ -86,19 +82,14 @@ TEST(Layout, RefusesTextThatIsNone) {
 }
 
 TEST(Layout, ChannelsNeedTheirNumberAndWholeRows) {
-  const auto refusal = [](uint64_t count, const char* codec) -> std::string {
-    try {
-      Layout::single(count, CodecSpec::parse(codec));
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "";
+  const auto refusal = [](uint64_t count, const char* codec) {
+    return test::thrownBy<ValueError>([&] { Layout::single(count, CodecSpec::parse(codec)); });
   };
   EXPECT_NE(refusal(100, "sym4:axis=channel").find("'0 100 sym4:axis=channel': expected a codec whose number"),
             std::string::npos);
   EXPECT_NE(refusal(100, "sym4:axis=channel,C=16").find("expected a multiple of 16 elements, got 100"),
             std::string::npos);
-  EXPECT_EQ(refusal(96, "sym4:axis=channel,C=16"), "");
+  EXPECT_EQ(refusal(96, "sym4:axis=channel,C=16"), test::kNothing);
   const Layout layout = Layout::single(96, CodecSpec::parse("sym4:axis=channel,C=16"));
   EXPECT_EQ(Layout::parse(layout.text()).segments(), layout.segments());
 }

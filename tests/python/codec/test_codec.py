@@ -1,5 +1,4 @@
 import resource
-import threading
 
 import pytest
 import torch
@@ -7,31 +6,6 @@ import torch
 import torch_lowcomm as lc
 
 SPECS = ["minmax8:bucket=1024", "minmax4:bucket=64", "minmax1:bucket=65536", "qsgd8:bucket=512", "qsgd2:bucket=1024"]
-SIZES = [0, 1, 15, 17, 511, 513, 1023, 1024, 1025, 100_003]
-
-
-def steps(x, c):
-    """A bucket's step, for every element."""
-    n = x.numel()
-    out = torch.empty(n)
-    for start in range(0, n, c.bucket):
-        part = x.flatten()[start : start + c.bucket].float()
-        out[start : start + c.bucket] = (part.max() - part.min()) / (2**c.bits - 1)
-    return out
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("n", SIZES)
-def test_error_within_the_stated_bound(spec, n):
-    c = lc.codec(spec)
-    x = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 3 + 1
-    b = c.encode(x, seed=1, stream=2, step=3)
-    assert b.dtype == torch.uint8 and b.dim() == 1 and b.numel() == c.encoded_bytes(n, x.dtype)
-    y = c.decode(b, n)
-    assert y.dtype == torch.float32 and y.shape == (n,)
-    bound = steps(x, c) * (0.5002 if "minmax" in spec else 1.0) + 2e-6
-    assert torch.all((y - x).abs() <= bound)
-    assert torch.equal(c.roundtrip(x, seed=1, stream=2, step=3), y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -80,8 +54,6 @@ def test_draws():
     assert torch.equal(b, c.encode(x, seed=1, stream=2, step=3 + 2**32))
     for other in [{"seed": 1 + 2**63}, {"seed": 1, "stream": 7}, {"seed": 1, "stream": 2, "step": 4}]:
         assert not torch.equal(b, c.encode(x, **other))
-    y = torch.stack([c.roundtrip(x, seed=1, step=s) for s in range(400)])
-    assert torch.all((y.mean(0) - x).abs() <= steps(x, c) * (2**-9 + 5 * 0.5 / 400**0.5))
 
 
 def test_flush_denormal_changes_nothing():
@@ -224,32 +196,6 @@ def test_results_are_in_memory_that_earlier_ones_had():
     assert torch.equal(y[: x.numel()], c.decode(b, x.numel()))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**126])
-def test_non_finite_is_refused_with_its_position(bad):
-    x = torch.randn(5000)
-    x[4321] = bad
-    for spec in ["minmax8", "qsgd4:bucket=64"]:
-        with pytest.raises(ValueError, match="at element 4321"):
-            lc.codec(spec).encode(x)
-
-
-def test_damaged_payloads_are_refused():
-    c = lc.codec("minmax3:bucket=64")
-    b = c.encode(torch.randn(18))
-    padding = b.clone()
-    padding[20] = 1
-    with pytest.raises(ValueError, match="metadata padding"):
-        c.decode(padding, 18)
-    unused = b.clone()
-    unused[-1] = 0x80
-    with pytest.raises(ValueError, match="unused code bits"):
-        c.decode(unused, 18)
-    scale = b.clone()
-    scale[:4] = torch.tensor([0, 0, 0xC0, 0x7F], dtype=torch.uint8)
-    with pytest.raises(ValueError, match="base of bucket 0"):
-        c.decode(scale, 18)
-
-
 def test_a_grid_too_coarse_for_its_bucket_is_warned_of_once(caplog):
     for _ in range(2):
         lc.codec("minmax2:bucket=32768")
@@ -260,23 +206,3 @@ def test_a_grid_too_coarse_for_its_bucket_is_warned_of_once(caplog):
     assert len(said) == 2, said
     assert "minmax2:bucket=32768" in said[0]
     assert "qsgd1:bucket=16384" in said[1]
-
-
-def test_threads_share_a_codec():
-    c = lc.codec("qsgd8:bucket=1024")
-    x = torch.randn(200_000)
-    expected = c.encode(x, seed=9)
-    failures = []
-
-    def work():
-        for _ in range(10):
-            if not torch.equal(c.encode(x, seed=9), expected):
-                failures.append(1)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-    assert not failures

@@ -5,10 +5,10 @@ import ranks
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 
 def _gather(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
     n = 1 << 20  # several frames, which take the devices in turn
     out, total = torch.empty(n * r.size), torch.ones(3)

@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 NEVER_S = 600.0  # longer than the harness gives the ranks: peers must not learn it by a time-out
 
 
 def _not_finite(r, op, value, at, form):
-    import torch_lowcomm as lc
-
     policy = "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd4:bucket=512"
     r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy=policy, min_bytes=0, chunk_bytes=65536))
     n = 200_000

@@ -60,9 +60,7 @@ def _differ(r, options):
     ("options", "said"),
     [
         ([{"codec": "sym4"}, {"codec": "sym8"}], ["codec", "sym4", "sym8"]),
-        ([{"rank": 4}, {"rank": 2}], ["rank", "4", "2"]),
         ([{"rank": 4}, {"rank": 4, "projection_codec": "sym8"}], ["projection_codec", "sym4", "sym8"]),
-        ([{}, {"error_feedback": False}], ["error_feedback", "True", "False"]),
         ([{}, {"warm_up_steps": 7}], ["warm_up_steps", "0", "7"]),
     ],
     ids=str,

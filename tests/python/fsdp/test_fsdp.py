@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+import torch_lowcomm as lc
+
 # ---- exact ---------------------------------------------------------------------------------------------------------
 
 
@@ -23,20 +25,18 @@ def _exact_run(r, backend, quantized, options):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = make_model(mesh=mesh, mp_policy=policy, checkpointed=options == "checkpointed")
     if quantized:
-        import torch_lowcomm as lc
-
         lc.fsdp.quantize(model, weights="none", gradients="none")
     if options == "kept":
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_reshard_after_forward(False)
-    losses = train(r, model, 50, accumulate=2 if options == "kept" else 1)
+    losses = train(r, model, 20, accumulate=2 if options == "kept" else 1)
     return {"losses": losses, **whole(model)}
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("options", ["plain", "bf16", "checkpointed", "kept"])
-def test_none_is_fsdp2_on_gloo_bit_for_bit_over_fifty_steps(pair, options):
+@pytest.mark.parametrize("options", ["bf16", "checkpointed", "kept"])
+def test_none_is_fsdp2_on_gloo_bit_for_bit(pair, options):
     wanted = pair(_exact_run, "gloo", False, options, timeout=90)
     got = pair(_exact_run, "lowcomm", True, options, timeout=90)
     for want, ours in zip(wanted, got, strict=True):
@@ -69,8 +69,6 @@ def _unsharded(model):
 
 
 def _weights(r, what):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     spec = "minmax4:bucket=128"
     codec = lc.codec(spec)
@@ -106,8 +104,6 @@ def test_weights_are_coded_inside_each_parameter(pair, quad, what):
 
 def _same_codes(r, weights, checkpointed, kept):
     """Stochastic weights: all gathers of a step see the same codes, the next step's others."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     Spy.seen = []
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)), spied=True, checkpointed=checkpointed)
@@ -150,8 +146,6 @@ def test_forward_and_backward_see_the_same_codes(pair, weights, checkpointed, ke
 
 def _gradients(r, gradients, factor, accumulate):
     """The sharded gradients of one step, under a codec."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, weights="none", gradients=gradients)
@@ -183,8 +177,6 @@ def test_gradients(pair, quad, factor, accumulate):
 
 def _factors(r):
     """A divide factor of twice the world's size halves the mean, exactly."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     got = []
     for value in (None, 2.0 * r.size):
@@ -208,8 +200,6 @@ def test_divide_factor(pair):
 
 
 def _quantized_run(r, weights, gradients, steps, mixed=False):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) if mixed else None
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)), mp_policy=policy)
@@ -226,43 +216,23 @@ def _quantized_run(r, weights, gradients, steps, mixed=False):
 @pytest.mark.later
 @pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "bf16"])
 def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, mixed):
-    for pool in (pair, quad):
-        exact = pool(_quantized_run, "none", "none", 40, mixed)
-        coded = pool(_quantized_run, "minmax8:bucket=1024", "qsgd8:bucket=1024", 40, mixed)
-        assert len({crc for _, _, crc in coded}) == 1
-        losses, reference = coded[0][0], exact[0][0]
-        assert losses[-5:].mean() < 0.9 * losses[0], losses
-        assert losses[-5:].mean() == pytest.approx(reference[-5:].mean().item(), rel=0.05)
-        least = 1.8 if mixed else 3.5  # norms, biases and the small matrix are a part of this small model
-        for op in ("all_gather", "reduce_scatter"):
-            ours, theirs = coded[0][1][op], exact[0][1][op]
-            assert ours["calls"] == theirs["calls"], op
-            assert theirs["wire_bytes"] / ours["wire_bytes"] > least, (op, ours, theirs)
-            assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
-
-
-def _big(r):
-    """One big matrix: the ratio is the codec's."""
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    model = nn.Linear(1024, 1024)
-    fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
-    lc.fsdp.quantize(model)
-    lc.reset_stats()
-    model(torch.randn(2, 1024)).square().mean().backward()
-    return lc.stats()[dist.group.WORLD.group_name]
-
-
-def test_eight_bits_a_weight_save_their_share(pair):
-    for op, s in pair(_big)[0].items():
-        assert s["ratio"] > 3.9, (op, s)
+    pool = pair if mixed else quad
+    exact = pool(_quantized_run, "none", "none", 40, mixed)
+    coded = pool(_quantized_run, "minmax8:bucket=1024", "qsgd8:bucket=1024", 40, mixed)
+    assert len({crc for _, _, crc in coded}) == 1
+    losses, reference = coded[0][0], exact[0][0]
+    assert losses[-5:].mean() < 0.9 * losses[0], losses
+    assert losses[-5:].mean() == pytest.approx(reference[-5:].mean().item(), rel=0.05)
+    least = 1.8 if mixed else 3.5  # norms, biases and the small matrix are a part of this small model
+    for op in ("all_gather", "reduce_scatter"):
+        ours, theirs = coded[0][1][op], exact[0][1][op]
+        assert ours["calls"] == theirs["calls"], op
+        assert theirs["wire_bytes"] / ours["wire_bytes"] > least, (op, ours, theirs)
+        assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
 
 
 def _several_dtypes(r):
     """A group whose parameters differ in dtype travels as raw bytes: exact, and counted so."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).bfloat16().requires_grad_(False))
     fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
@@ -283,8 +253,6 @@ def test_mixed_dtypes_travel_exact(pair):
 
 def _frozen(r):
     """Parameters without gradients are gathered and not reduced."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = make_model()
     for name, p in model.named_parameters():
@@ -313,38 +281,8 @@ def test_frozen_parameters(pair):
     pair(_frozen)
 
 
-def _hsdp(r, quantized):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("replicate", "shard"))
-    model = make_model(mesh=mesh)
-    if quantized:
-        lc.fsdp.quantize(model)
-    lc.reset_stats()
-    losses = train(r, model, 20)
-    shard, replicate = (lc.stats()[mesh[name].get_group().group_name] for name in ("shard", "replicate"))
-    for op in ("all_gather", "reduce_scatter"):
-        assert shard[op]["exact_calls"] == (0 if quantized else shard[op]["calls"]), (op, shard[op])
-    assert replicate["all_reduce"]["exact_calls"] == replicate["all_reduce"]["calls"] > 0
-    sent = shard["all_gather"]["wire_bytes"], shard["reduce_scatter"]["wire_bytes"]
-    seen = _unsharded(model)
-    return losses, zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values())), sent
-
-
-def test_hsdp(quad):
-    exact, got = quad(_hsdp, False), quad(_hsdp, True)
-    assert len({crc for _, crc, _ in got}) == 1
-    losses, _, sent = got[0]
-    assert not torch.equal(losses, exact[0][0])
-    torch.testing.assert_close(losses, exact[0][0], rtol=0.02, atol=0)
-    assert all(2.5 * q < e for q, e in zip(sent, exact[0][2], strict=True)), (sent, exact[0][2])
-
-
 def _plain_path(r):
     """No hook: the group's own policy codes FSDP2's flat buffers."""
-    import torch_lowcomm as lc
-
     policy = "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8:bucket=1024"
     r.init("gloo")
     override = {"dp": ("lowcomm", lc.Options(policy=policy, min_bytes=4096))}

@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+import torch_lowcomm as lc
+
 WEIGHTS, GRADIENTS = "minmax8:bucket=1024", "qsgd8:bucket=1024"
 
 
@@ -46,8 +48,6 @@ def _train(r, model, steps=15):
 
 
 def _run(r, strategy, how):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
     model = _model(r, strategy)
     state = None
@@ -82,8 +82,6 @@ def test_the_hook_codes_gradients(pair, strategy):
 
 def _hybrid(r, coded):
     """No hook is allowed there: policies of both groups."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     groups = {name: mesh[name].get_group() for name in ("replicate", "shard")}
@@ -110,8 +108,6 @@ def test_hybrid_shards_by_policies(quad):
 
 
 def _scopes(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     with pytest.raises(ValueError, match="foo8"):
         lc.fsdp.fsdp1.State(gradients="foo8")
@@ -147,8 +143,6 @@ def test_scopes_and_mistakes(pair):
 
 
 def _mixed(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = _model(r, "FULL_SHARD", mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))
     model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)

@@ -8,11 +8,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
+from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+
+class _Allocates:
+    def allocate(self, size, *, dtype, device):
+        return fsdp2.new_buffer(size, dtype, device)
+
 
 def _belief(r):
-    from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
-    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
-
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     model[1].big.weight.requires_grad_(False)
@@ -26,18 +31,12 @@ def _belief(r):
             assert shard.untyped_storage().data_ptr() == p.parameter.to_local().untyped_storage().data_ptr(), p.names
     gathered, reduced = [], []
 
-    class Gather(fsdp2.AllGather):
-        def allocate(self, size, *, dtype, device):
-            return fsdp2.new_buffer(size, dtype, device)
-
+    class Gather(_Allocates, fsdp2.AllGather):
         def __call__(self, output_tensor, input_tensor, group, async_op=False):
             gathered.append((input_tensor.clone(), group.group_name))
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
-    class Reduce(fsdp2.ReduceScatter):
-        def allocate(self, size, *, dtype, device):
-            return fsdp2.new_buffer(size, dtype, device)
-
+    class Reduce(_Allocates, fsdp2.ReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
             reduced.append((output_tensor.numel(), group.group_name))
             return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
@@ -77,9 +76,6 @@ def test_the_adapter_describes_what_fsdp2_does(pair, quad):
 
 def _deferral(r):
     """Overlap relies on this: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
-    from torch_lowcomm._torch_names import all_gather_single
-    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
-
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     groups, waited, broken = list(fsdp2.parameter_groups(model)), [], []
@@ -93,18 +89,12 @@ def _deferral(r):
             waited.append(self)
             return self.work.wait()
 
-    class Gather(fsdp2.AllGather):
-        def allocate(self, size, *, dtype, device):
-            return fsdp2.new_buffer(size, dtype, device)
-
+    class Gather(_Allocates, fsdp2.AllGather):
         def __call__(self, output_tensor, input_tensor, group, async_op=False):
             assert not async_op
             return Work(all_gather_single(output_tensor, input_tensor, group=group, async_op=True))
 
-    class Reduce(fsdp2.ReduceScatter):
-        def allocate(self, size, *, dtype, device):
-            return fsdp2.new_buffer(size, dtype, device)
-
+    class Reduce(_Allocates, fsdp2.ReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
             assert fsdp2.in_backward()
             assert self.group.only_stores_reduced(output_tensor.dtype)
@@ -145,8 +135,6 @@ def test_what_overlap_relies_on(pair):
 
 
 def _replicas(r):
-    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = make_model(mesh=mesh)
@@ -172,9 +160,6 @@ class _Sum(torch.nn.Module):
 
 def _several_dtypes(r):
     """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
-    from torch_lowcomm._torch_names import reduce_scatter_single
-    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
-
     r.init("lowcomm")
     sizes = [4 * r.size, 2 * r.size, 6 * r.size]
     model = _Sum(sizes)
@@ -183,10 +168,7 @@ def _several_dtypes(r):
     (group,) = fsdp2.parameter_groups(model)
     reduced = []
 
-    class Reduce(fsdp2.ReduceScatter):
-        def allocate(self, size, *, dtype, device):
-            return fsdp2.new_buffer(size, dtype, device)
-
+    class Reduce(_Allocates, fsdp2.ReduceScatter):
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
             reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             reduced.append(output_tensor.clone())

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import torch_lowcomm as lc
+
 ROWS, COLUMNS = 96, 200
 CHUNK_BYTES = 1 << 17
 
@@ -74,8 +76,6 @@ def _message_bytes(layout, op, elements):
 
 
 def _matrix(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(chunk_bytes=CHUNK_BYTES))
     mesh = init_device_mesh("cpu", (r.size,))
     gradients = [torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(k)) for k in range(r.size)]

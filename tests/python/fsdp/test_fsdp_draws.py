@@ -11,13 +11,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import torch_lowcomm as lc
+
 CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd4:bucket=256"}
 STEPS, SAVED_AFTER = 6, 3
 
 
 def _make(r):
-    import torch_lowcomm as lc
-
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     comms = lc.fsdp.quantize(model, **CODECS)
     return model, comms, torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -86,8 +86,6 @@ def test_counters(pair):
 
 def _slots(r):
     """A group of many parameters, one of few, a second model: no two segments draw alike."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     taken = []
     for layers in (20, 3):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import torch_lowcomm as lc
 from torch_lowcomm._compatibility import minor
 
 SPEC = "minmax4:bucket=128"
@@ -35,8 +36,6 @@ class _Adapted(nn.Module):
 
 
 def _adapted(r, overlap):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     torch.manual_seed(2)
     model = fully_shard(_Adapted(), mesh=init_device_mesh("cpu", (r.size,)))
@@ -107,8 +106,6 @@ class _Scaled(torch.Tensor):
 
 
 def _exact(r, what):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     torch.manual_seed(2)
     model = _Odd(r.size)

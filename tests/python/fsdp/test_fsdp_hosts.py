@@ -12,6 +12,8 @@ from fsdp_model import CODED, batch, expect_lost, loss_of, make_model, train, wh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+import torch_lowcomm as lc
+
 HOSTS, LOCALS = 2, 2
 WEIGHTS = "minmax4:bucket=128"
 
@@ -36,8 +38,6 @@ def _gathered(model):
 
 
 def _weights(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model, other = make_model(mesh=flat), make_model(mesh=flat)
@@ -56,8 +56,6 @@ def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
 
 
 def _master(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -74,8 +72,6 @@ def test_a_quantized_master_is_what_all_hosts_decoded(quad):
 
 
 def _bytes(r, weights, gradients):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -111,8 +107,6 @@ def test_a_host_sends_one_coded_copy(quad, weights, gradients):
 
 
 def _trains(r, how, overlap, hierarchical):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if how == "bf16" else None
@@ -123,12 +117,12 @@ def _trains(r, how, overlap, hierarchical):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(3.0)
-    losses = train(r, model, 15, accumulate=2)
+    losses = train(r, model, 6, accumulate=2)
     return {"losses": losses, **whole(model)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["plain", "bf16", "divided"])
+@pytest.mark.parametrize("how", ["bf16", "divided"])
 def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(quad, how):
     flat = quad(_trains, how, True, False)[0]["losses"]
     turn, overlap = quad(_trains, how, False, True), quad(_trains, how, True, True)
@@ -146,8 +140,6 @@ def test_none_is_exact(quad):
 
 
 def _mistakes(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -168,8 +160,6 @@ def test_mistakes(quad):
 
 
 def _dies(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=600)
     flat, hosts = _meshes(r)
     model = make_model(3, mesh=flat)

@@ -9,6 +9,8 @@ from collective_cases import bits
 from fsdp_model import batch, loss_of, make_model, train
 from torch.distributed.device_mesh import init_device_mesh
 
+import torch_lowcomm as lc
+
 WEIGHTS, GRADIENTS, BETWEEN = "minmax8:bucket=1024", "qsgd8:bucket=1024", "sym4:bucket=1024"
 STEPS = 12
 
@@ -22,8 +24,6 @@ def _crc(tensors):
 
 
 def _hsdp(r, how):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
     mesh = _mesh()
     replicate, shard = (mesh[name].get_group() for name in ("replicate", "shard"))
@@ -77,8 +77,6 @@ def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
 
 
 def _mistakes(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     flat = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     with pytest.raises(ValueError, match="expected replicate=None for a model without replicas"):

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+import torch_lowcomm as lc
+
 WEIGHTS, GRADIENTS = "levels3:bucket=1024", "levels4:bucket=512"
 BIG, SMALL = (512, 256), (64, 256)
 
@@ -32,8 +34,6 @@ class _Two(nn.Module):
 
 
 def _make(r, learn_at=(2,), **kwargs):
-    import torch_lowcomm as lc
-
     model = _Two(**kwargs)
     fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
     comms = lc.fsdp.quantize(model, weights=WEIGHTS, gradients=GRADIENTS, learn_at=learn_at)
@@ -63,8 +63,6 @@ def _seen(model, name):
 
 
 def _coded_by(shards, spec, table):
-    import torch_lowcomm as lc
-
     return torch.cat([lc.codec(spec).roundtrip(shard.contiguous(), table=table) for shard in shards])
 
 
@@ -160,8 +158,6 @@ def test_a_resumed_run_has_its_levels(pair, quad):
 
 
 def _refused(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     _, comms, _ = _make(r)
     state = copy.deepcopy(comms.state_dict())
@@ -224,8 +220,6 @@ def test_ranks_with_different_tables(pair):
 
 def _elsewhere(r, where):
     """Learned before the first step, from shards that are cast, or that replicas have too."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = _Two()
     if where == "bf16":

@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+import torch_lowcomm as lc
+
 
 def _make(r, weights, **kwargs):
-    import torch_lowcomm as lc
-
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)), **kwargs)
     return model, lc.fsdp.quantize(model, weights=weights, gradients="none", master="quantized")
 
@@ -50,8 +50,10 @@ def _replaced(r, weights, checkpointed):
             torch.testing.assert_close(p.to_local(), stepped[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("weights", ["minmax4:bucket=128", "lattice6:bucket=256", "levels3:bucket=64"])
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "activation checkpointing"])
+@pytest.mark.parametrize(
+    ("weights", "checkpointed"),
+    [("minmax4:bucket=128", True), ("lattice6:bucket=256", False), ("levels3:bucket=64", False)],
+)
 def test_the_shard_becomes_what_it_was_decoded_to(pair, weights, checkpointed):
     pair(_replaced, weights, checkpointed)
 
@@ -62,8 +64,6 @@ def test_shards_that_are_padded(quad):
 
 def _written_unseen(r):
     """The next gather sends values that were written behind the versions' back, norms too."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     codec = lc.codec("minmax4:bucket=128")
     model, _ = _make(r, "minmax4:bucket=128")
@@ -84,8 +84,6 @@ def test_a_write_that_no_version_shows(pair):
 
 
 def _exact_scope(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model, _ = _make(r, "minmax4:bucket=128")
     before = shards_of(r, model)
@@ -128,16 +126,13 @@ def _resumed(r, weights, after):
         assert all(_equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
 
 
-@pytest.mark.parametrize("weights", ["minmax4:bucket=128", "lattice6:bucket=256"])
-@pytest.mark.parametrize("after", ["step", "evaluation"])
+@pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
 def test_a_resumed_run_goes_on_bit_for_bit(pair, weights, after):
     pair(_resumed, weights, after)
 
 
 def _regression(r, weights, master):
     """Moves a matrix by 0.05 in small steps, to noisy products' gradients; how far from its goal it ends (rms)."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     torch.manual_seed(1)
     model = nn.Linear(64, 64, bias=False)
@@ -166,8 +161,6 @@ def test_nearest_stalls_where_the_lattice_does_not(pair):
 
 
 def _refused(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
     model = make_model(mesh=mesh)

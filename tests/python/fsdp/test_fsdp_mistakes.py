@@ -9,13 +9,13 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+import torch_lowcomm as lc
+
 MINMAX2 = "minmax2:bucket=64"
 
 
 def _exact_gathers(r, model):
     """One forward pass: (calls, of these exact) of this rank's all_gathers."""
-    import torch_lowcomm as lc
-
     lc.reset_stats()
     with torch.no_grad():
         model(batch(r.rank, 0))
@@ -25,8 +25,6 @@ def _exact_gathers(r, model):
 
 def _local(r):
     """Every rank makes the same mistake."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
     with pytest.raises(ValueError, match="expected a model wrapped by fully_shard"):
@@ -56,8 +54,6 @@ def test_local_mistakes(pair):
 
 def _differing(r, what):
     """Ranks that disagree hear what differs, and every one keeps a model that is not quantized."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     odd = r.rank == r.size - 1
@@ -78,15 +74,12 @@ def _differing(r, what):
 
 
 @pytest.mark.parametrize("what", ["codec", "exact"])
-def test_ranks_that_disagree_stay_unquantized(pair, quad, what):
-    pair(_differing, what)
+def test_ranks_that_disagree_stay_unquantized(quad, what):
     quad(_differing, what)
 
 
 def _one_rank_is_wrong(r, what):
     """The others get the mistake of one rank as an error of theirs, at once, and nothing has changed."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
 
@@ -107,15 +100,12 @@ def _one_rank_is_wrong(r, what):
 
 
 @pytest.mark.parametrize("what", ["codec", "predicate"])
-def test_a_mistake_of_one_rank_reaches_the_others(pair, quad, what):
-    pair(_one_rank_is_wrong, what)
+def test_a_mistake_of_one_rank_reaches_the_others(quad, what):
     quad(_one_rank_is_wrong, what)
 
 
 def _on_two_meshes(r, first, wrong):
     """A module sharded over all ranks next to one over half of them: what a half finds, the other half hears."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("halves", "half"))
     meshes = {"half": mesh["half"], "all": mesh["halves", "half"]._flatten("all")}
@@ -143,8 +133,6 @@ def test_groups_hear_what_others_of_the_model_find(quad, first, wrong):
 
 def _unsharded(r):
     """The choice of coded parameters does not depend on whether the parameters are gathered when quantize is called."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     model = make_model(blocks=1, mesh=init_device_mesh("cpu", (r.size,)))
     norm = model[0].norm.weight
@@ -185,8 +173,6 @@ class _Tied(nn.Module):
 
 def _tied(r, keep):
     """The predicate is asked by every name of a tied parameter."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     torch.manual_seed(3)
     model = fully_shard(_Tied(), mesh=init_device_mesh("cpu", (r.size,)))
@@ -205,8 +191,6 @@ def test_tied_parameters_stay_exact_by_any_name(pair, keep):
 
 def _thawed(r):
     """A layout made for other gradients is not used, even where the sizes fit."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
@@ -232,8 +216,6 @@ def test_other_gradients_than_planned_travel_exact(pair):
 
 def _nan(r):
     """A gradient that overflowed: the rank that has it says so, the others learn which it was."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=20)
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model)

@@ -11,8 +11,6 @@ from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
 
-CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
-
 
 def _numbers(samples, **options):
     """The samples of each batch."""
@@ -67,7 +65,7 @@ def _filled(r, shuffle):
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
     cache, samples, epochs = lc.pipeline.Cache(), 61, 3
     stage = lc.pipeline.Stage(
-        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **CODED
+        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **case.CODED
     )
     schedule = Schedule1F1B(stage, case.MICRO, loss_fn=case.loss)
     options = {"cache": cache, "group": mesh.get_group("replica")} if shuffle == "global" else {}
@@ -95,7 +93,6 @@ def _filled(r, shuffle):
     assert sorted(itertools.chain(*parts)) == list(range(samples))
     assert sum(sum(part.values()) for part in parts) == 2 * steps * case.ROWS, "a version a visit"
     assert cache.stats()["forgotten"] == {}
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("shuffle", ["epoch", "global"])

@@ -13,16 +13,11 @@ from torch.distributed import pipelining
 
 import torch_lowcomm as lc
 
-CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 CPU = torch.device("cpu")
 
 
-def _batch():
-    return [torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True)]
-
-
 def _step(schedule):
-    x, y = _batch()
+    x, y = case.batch()
     losses = []
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
     return losses
@@ -37,13 +32,6 @@ def _expect_both_name(r, schedule, name, values):
     assert said in str(failure.value), failure.value
     for op in next(iter(lc.stats().values())):
         assert not op.startswith("send forward"), op
-
-
-def _expect_equal_sides(cache, rank):
-    rows = [None, None]
-    dist.all_gather_object(rows, cache.slots.rows(0, rank == 0).tolist())
-    assert rows[0] == rows[1]
-    return rows[0]
 
 
 def _static(rank, tensor):
@@ -91,13 +79,12 @@ def _differ(r):
     ):
         cache = lc.pipeline.Cache(**({}, options)[mine])
         values = ("store=fp16, max_bytes=None, overflow=stateless", said)
-        _expect_both_name(r, schedule(cache=cache, **CODED), "cache", values)
+        _expect_both_name(r, schedule(cache=cache, **case.CODED), "cache", values)
         assert cache.bytes == 0
     assert len(_step(_static(mine, like))) == case.MICRO * mine
     cache = lc.pipeline.Cache()
-    assert len(_step(schedule(cache=cache, **CODED))) == case.MICRO * mine
-    assert len(_expect_equal_sides(cache, mine)) == case.ROWS
-    dist.destroy_process_group()
+    assert len(_step(schedule(cache=cache, **case.CODED))) == case.MICRO * mine
+    assert len(case.equal_rows(cache.slots.rows(0, mine == 0))) == case.ROWS
 
 
 def test_stages_that_were_made_differently_are_named_on_both_sides(pair):
@@ -108,7 +95,7 @@ def _another_batch(r):
     """A batch of other rows on one side, after the shapes were told: both sides raise, and go on after a reset."""
     r.init("lowcomm", timeout_s=300)
     schedule, _ = case.build(r.rank, 2, "GPipe")
-    x, y = _batch()
+    x, y = case.batch()
     lc.pipeline.step(schedule, x, target=y)
     rows = case.ROWS // 2 if r.rank == 0 else case.ROWS
     with pytest.raises(dist.DistBackendError, match="elements differs: rank 0 has '144', rank 1 has '288'"):
@@ -129,8 +116,8 @@ def _no_numbers(r):
     """Sample numbers that are none, as integers and as tensors: refused before anything is sent, on every rank."""
     r.init("lowcomm", timeout_s=300)
     cache = lc.pipeline.Cache()
-    schedule, _ = case.build(r.rank, 2, "GPipe", cache=cache, **CODED)
-    x, y = _batch()
+    schedule, _ = case.build(r.rank, 2, "GPipe", cache=cache, **case.CODED)
+    x, y = case.batch()
     others = list(range(1, case.ROWS))
     for samples, least, most in (
         ([-1, *others], -1, case.ROWS - 1),
@@ -140,8 +127,7 @@ def _no_numbers(r):
         with pytest.raises(ValueError, match=rf"samples: expected numbers of 0\.\.\.2\^63 - 1, got {least} to {most}"):
             lc.pipeline.step(schedule, x, samples=samples, target=y)
     lc.pipeline.step(schedule, x, samples=[2**63 - 1, *others], target=y)
-    assert max(row[1] for row in _expect_equal_sides(cache, r.rank)) == 2**63 - 1
-    dist.destroy_process_group()
+    assert max(row[1] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))) == 2**63 - 1
 
 
 def test_sample_numbers_that_are_none(pair):
@@ -160,7 +146,7 @@ def _read_only(r):
         r.init("lowcomm", timeout_s=300)
     folder = r.path(f"cache{r.rank}")
     cache = lc.pipeline.Cache(folder=folder)
-    schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **CODED)
+    schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **case.CODED)
     _step(schedule)
     (file,) = folder.glob("*.slots")
     if r.rank == 0:
@@ -172,9 +158,11 @@ def _read_only(r):
             lc.pipeline.Cache(folder=folder)
         folder = folder / "another"
     cache = lc.pipeline.Cache(folder=folder)
-    schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **CODED)
+    schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **case.CODED)
     _step(schedule)
-    assert [row[2] for row in _expect_equal_sides(cache, r.rank)] == [1] * case.ROWS, "first visits on both sides"
+    assert [row[2] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))] == [1] * case.ROWS, (
+        "first visits on both sides"
+    )
     cache.close()
     dist.destroy_process_group()
     if os.getuid() == 0:

@@ -6,18 +6,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+import torch_lowcomm as lc
 from torch_lowcomm.pipeline import boundary_module
-
-CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 
 
 def _mistakes(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
+    x, y = case.batch()
     with pytest.raises(ValueError, match="samples: expected each once in a batch, got sample 3 again"):
         lc.pipeline.step(schedule, x, samples=[3] * case.ROWS, target=y)
     with pytest.raises(ValueError, match="expected a multiple of the 4 micro-batches, got 15"):
@@ -51,7 +48,6 @@ def _mistakes(r):
             case.build(r.rank, r.size, "GPipe", **options)
     with pytest.raises(ValueError, match="store: expected 'fp32', 'fp16', 'bf16' or a codec, got 'int4'"):
         lc.pipeline.Cache(store="int4")
-    dist.destroy_process_group()
 
 
 def test_mistakes_are_named_before_anything_is_sent(pair):
@@ -66,11 +62,9 @@ def _leave(r):
 
 def _differ(r, options, said):
     """Stages that are given other options hear of it on both sides."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     schedule, _ = case.build(r.rank, r.size, "GPipe", **options[r.rank])
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    x, y = case.batch()
     with pytest.raises(dist.DistBackendError, match=said):
         lc.pipeline.step(schedule, x, target=y)
     _leave(r)
@@ -82,11 +76,9 @@ def test_stages_of_another_codec_are_named(pair):
 
 
 def _other_samples(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **CODED)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **case.CODED)
+    x, y = case.batch()
     with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
         lc.pipeline.step(schedule, x, samples=range(9 * r.rank, 9 * r.rank + 16), target=y)
     with pytest.raises(
@@ -102,17 +94,15 @@ def test_other_samples_on_the_two_sides_are_named(pair):
 
 def _not_a_number(r):
     """A NaN in an activation, then in a gradient: both sides raise, no cache changes by it, and a new group goes on."""
-    import torch_lowcomm as lc
-
     caches = lc.pipeline.Cache()
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    x, y = case.batch()
 
     def rows():
         return caches.slots.rows(0, r.rank == 0)
 
     def begin():
         r.init("lowcomm")
-        return case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)[0]
+        return case.build(r.rank, r.size, "1F1B", cache=caches, **case.CODED)[0]
 
     schedule = begin()
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
@@ -145,12 +135,10 @@ def test_a_nan_is_told_on_both_sides_and_changes_no_cache(pair):
 
 
 def _one_cache(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    x, y = case.batch()
     cache = lc.pipeline.Cache() if r.rank == 0 else None
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
     with pytest.raises(
         ValueError, match=f"boundary 0: cache: expected the same on both sides, rank {r.rank} has .*none"
     ):
@@ -166,15 +154,13 @@ def _counted(r):
     """Samples by boundary and direction, the error of their changes, records, and the warning that a cache is of no use."""
     import logging
 
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("torch_lowcomm").addHandler(handler)
     cache = lc.pipeline.Cache()
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
     generator = torch.Generator().manual_seed(1)
     y = torch.zeros(case.ROWS, 3, case.WIDTH)
     for visit in range(8):
@@ -202,12 +188,11 @@ def _counted(r):
     assert f"{verb} of channel {number}, {way} boundary 0, micro-batch 3, tensor 0" in sends, sends
     # The other side has lost its cache: what it does not remember is counted.
     other = cache if r.rank == 0 else lc.pipeline.Cache()
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=other, **CODED)
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=other, **case.CODED)
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     if r.rank == 0:
         samples = lc.stats()[dist.group.WORLD.group_name]["send forward boundary 0"]["samples"]
         assert samples["forgotten"] == {"differs": case.ROWS}
-    dist.destroy_process_group()
 
 
 def test_messages_are_counted_by_boundary_and_direction(pair):

@@ -5,14 +5,13 @@ import signal
 import time
 from datetime import timedelta
 
+import pytest
 import ranks
 import stages_case as case
-import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
 
-CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 STAGES = ("office-a", "office-b")  # machines in the order of their stages
 
 
@@ -49,18 +48,15 @@ class _Machine:
         assert sorted(formed.machines) == sorted(STAGES)  # in the order in which they came
         store, rank = dist.PrefixStore(f"pipeline/{formed.number}", self.store), STAGES.index(self.name)
         dist.init_process_group("lowcomm", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-        self.schedule, _ = case.build(rank, 2, "1F1B", cache=self.cache, **CODED)
+        self.schedule, _ = case.build(rank, 2, "1F1B", cache=self.cache, **case.CODED)
 
     def step(self):
-        x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+        x, y = case.batch()
         lc.pipeline.step(self.schedule, x, samples=range(case.ROWS), target=y)
 
     def versions(self):
         """Of each sample, equal on both sides."""
-        rows = [None, None]
-        dist.all_gather_object(rows, self.cache.slots.rows(0, self.name == STAGES[0]).tolist())
-        assert rows[0] == rows[1]
-        return [row[2] for row in rows[0]]
+        return [row[2] for row in case.equal_rows(self.cache.slots.rows(0, self.name == STAGES[0]))]
 
 
 def _regroups(r, port, keeps):
@@ -102,14 +98,7 @@ def _regroups(r, port, keeps):
     return "went on"
 
 
-def _expect_the_others_go_on(port, keeps):
-    ended = ranks.run_ranks(_regroups, 3, port, keeps, timeout=150, allow_exit={1: -signal.SIGKILL})
+@pytest.mark.parametrize("keeps", [False, True], ids=["first visits without its memory", "changes with its files"])
+def test_a_machine_that_comes_back(store, keeps):
+    ended = ranks.run_ranks(_regroups, 3, store.port, keeps, timeout=150, allow_exit={1: -signal.SIGKILL})
     assert ended == ["went on", None, "went on"]
-
-
-def test_a_machine_without_its_memory_costs_first_visits(store):
-    _expect_the_others_go_on(store.port, False)
-
-
-def test_a_machine_with_its_files_goes_on_with_changes(store):
-    _expect_the_others_go_on(store.port, True)

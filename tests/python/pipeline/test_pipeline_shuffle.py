@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
-CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+import torch_lowcomm as lc
+
 EPOCHS, BATCH = 3, 16
 
 
@@ -25,8 +26,6 @@ def _rows(cache, stage):
 
 
 def _moves(r, where):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
@@ -40,7 +39,7 @@ def _moves(r, where):
     }[where]
     cache = lc.pipeline.Cache(**options)
     stage = lc.pipeline.Stage(
-        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **CODED
+        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **case.CODED
     )
     schedule = Schedule1F1B(stage, case.MICRO, loss_fn=case.loss)
     parts, before = [], []
@@ -79,7 +78,6 @@ def _moves(r, where):
         assert stats["seen"] == (EPOCHS - 1) * case.SAMPLES // 2, "no sample but of the first epoch is a first visit"
         assert [row[2] for row in _rows(cache, index)] == [EPOCHS] * (case.SAMPLES // 2)
         assert stats["forgotten"] == {}
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
@@ -89,8 +87,6 @@ def test_slots_move_with_their_samples(quad, where):
 
 def _larger_than_a_round(r):
     """Slots of many rounds, in all directions between three ranks; ranks that hold different numbers of them."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     elements, each = 1 << 20, 12  # 2 MiB a slot: eight a round
     cache = lc.pipeline.Cache()
@@ -112,7 +108,6 @@ def _larger_than_a_round(r):
     assert sum(_gathered(len(memory.table()))) == 4 * each
     with pytest.raises(ValueError, match=r"owners: expected -1 or a rank of 0\.\.\.2, got -1 to 3"):
         cache.move(torch.tensor([-1, 3]), dist.group.WORLD)
-    dist.destroy_process_group()
 
 
 def test_slots_move_in_rounds(trio):
@@ -120,8 +115,6 @@ def test_slots_move_in_rounds(trio):
 
 
 def _refused(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
 
@@ -148,8 +141,6 @@ def test_a_group_that_is_not_the_replicas(pair):
 
 
 def test_global_parts_are_whole_and_disjoint():
-    import torch_lowcomm as lc
-
     for epoch_samples in zip(
         *(
             lc.pipeline.batches(case.data(), batch=16, seed=3, epochs=4, shuffle="global", replica=replica, replicas=2)

@@ -72,7 +72,7 @@ def train(problem, quantize, *, rate, steps, start, changes, backward=None):
     return u, w, norms, errors
 
 
-@pytest.mark.parametrize("bits", [4, 5, 8])
+@pytest.mark.parametrize("bits", [4, 8])
 def test_the_code_is_unbiased_with_its_constant(bits):
     quantize, c = unbiased(bits)
     assert c < math.sqrt(1 / 2)
@@ -84,8 +84,7 @@ def test_the_code_is_unbiased_with_its_constant(bits):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("bits", [4, 6])
-def test_theorem_3_1(bits):
+def test_theorem_3_1():
     """As stated, with the constants of its proof: the mean of ||grad f||^2 is at most
 
     18 (3 L_f + C) (f(x_1) - f*) / sqrt(T) + 2 (sigma^2 + (c_Q C_a C_fb)^2) / sqrt(T) at a rate of 1 / (3 (3 L_f + C) sqrt(T)),
@@ -93,7 +92,7 @@ def test_theorem_3_1(bits):
     (the mean of ||grad f||^2 + sigma^2 + (c_Q C_a C_fb)^2). Gradients are coded too.
     """
     samples, steps = 2, 20_000
-    problem, (quantize, c) = toy(samples), unbiased(bits)
+    problem, (quantize, c) = toy(samples), unbiased(4)
     smooth, of_a, bounded = 0.5, 1.0, math.sqrt(2 * D) * 0.7
     constant = 4 * c * of_a * (1 + of_a) * smooth * samples / math.sqrt(1 - 2 * c**2)
     rate = 1 / (3 * (3 * smooth + constant) * math.sqrt(steps))

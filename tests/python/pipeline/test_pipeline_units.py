@@ -15,7 +15,7 @@ from torch_lowcomm.pipeline.presets import PRESETS
 from torch_lowcomm.pipeline.units import unit_of
 
 ROOT = Path(__file__).parents[3]
-WIDTHS = (576, 768, 896, 1024, 1600, 2048)  # SmolLM2, GPT-2, Qwen2, a power of two, GPT2-XL, a larger one
+WIDTHS = (576, 1024, 1600)  # SmolLM2, a power of two, GPT2-XL
 # All that pages recommend for a pipeline, which the test below looks for.
 CODECS = (
     "none",
@@ -63,10 +63,10 @@ def _told(before, after, changed):
     return int(different.sum())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_token_tells_of_no_other(codec, width, dtype):
+def test_a_token_tells_of_no_other(codec, width):
+    dtype = torch.bfloat16 if width == 1024 else torch.float32
     generator = torch.Generator().manual_seed(width)
     x = torch.randn(3, 17, width, generator=generator).to(dtype)
     before = _decoded(codec, x)
@@ -158,7 +158,6 @@ def _over_edges(r):
                 assert _told(before, after, (slice(None), 1, 5)) == 0, options
                 # What the memory keeps of a visit is in the next one, too.
                 assert bool((before[1] != after[1]).any()) == cached, options
-    dist.destroy_process_group()
 
 
 def test_a_remembered_token_tells_of_no_other(pair):
@@ -170,10 +169,9 @@ def _differ(r):
     unit = ("token", "sample")[r.rank]
     stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 2, torch.device("cpu"), unit=unit)
     schedule = pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    x, y = case.batch()
     with pytest.raises(ValueError, match=r"boundary 0: unit: expected the same on both sides"):
         lc.pipeline.step(schedule, x, target=y)
-    dist.destroy_process_group()
 
 
 def test_stages_of_two_units_are_refused(pair):
@@ -187,7 +185,6 @@ def _under_a_policy(r):
     if r.rank == 0:
         sent = next(iter(lc.stats().values()))["send"]
         assert (sent["calls"], sent["without_units"]) == (3, 1)
-    dist.destroy_process_group()
 
 
 def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
@@ -251,7 +248,6 @@ def _a_mask_crosses(r):
         assert torch.equal(got_mask, mask)
         (got.sum() + got_mask.sum()).backward()
     edge.finish()
-    dist.destroy_process_group()
 
 
 def test_a_number_a_token_travels_exact(pair):

@@ -25,13 +25,32 @@ def _apart(a, b):
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
+def _turned(by):
+    drawn = small.vectors() + by * torch.randn(
+        small.RANK, small.WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    return torch.linalg.qr(drawn.T)[0].T.contiguous()
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("variant", ["rows", "project_all"])
 def test_follows_the_formulas(variant, clip):
+    """In another U too, that comes in the middle of the run."""
     model, by_hand = fresh(), fresh()
     optimizer = lc.SubspaceAdamW(model, variant=variant, **SETTINGS)
     reference = small.Reference(by_hand, small.vectors(), variant=variant, **SETTINGS)
+    basis, new = model.embedding.subspace_basis, _turned(0.05)
     for step in range(20):
+        if step == 12:
+            optimizer.change_basis(small.vectors(), new)
+            basis.change(new)
+            reference.of = new
+            with torch.no_grad():
+                for name, p in by_hand.named_parameters():
+                    if role := small.role_of(by_hand, name):
+                        for tensor in (p, reference.state[name][0]):
+                            tensor.copy_(small.projected(tensor, new, role == "embedding"))
+            assert max(optimizer.distances().values()) < 1e-14
         assert abs(backward(model, step) - backward(by_hand, step)) < 1e-12
         if clip is not None:
             norm = optimizer.clip_grad_norm(clip)
@@ -208,40 +227,6 @@ def test_gradients_that_change_after_clipping():
             of.clip_grad_norm(0.1)  # the last one counts, of gradients as they are
         of.step()
     assert not differing(_weights(model), _weights(same))
-
-
-def _turned(by):
-    drawn = small.vectors() + by * torch.randn(
-        small.RANK, small.WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
-    return torch.linalg.qr(drawn.T)[0].T.contiguous()
-
-
-@pytest.mark.parametrize("variant", ["rows", "project_all"])
-def test_another_basis(variant):
-    model, by_hand = fresh(), fresh()
-    optimizer = lc.SubspaceAdamW(model, variant=variant, **SETTINGS)
-    reference = small.Reference(by_hand, small.vectors(), variant=variant, **SETTINGS)
-    basis, old, new = model.embedding.subspace_basis, small.vectors(), _turned(0.05)
-    for step in range(12):
-        if step == 6:
-            optimizer.change_basis(old, new)
-            basis.change(new)
-            reference.of = new
-            with torch.no_grad():
-                for name, p in by_hand.named_parameters():
-                    if role := small.role_of(by_hand, name):
-                        m = reference.state[name][0]
-                        for tensor in (p, m):
-                            tensor.copy_(small.projected(tensor, new, role == "embedding"))
-            assert max(optimizer.distances().values()) < 1e-14
-        backward(model, step)
-        backward(by_hand, step)
-        optimizer.step()
-        reference.step()
-        optimizer.zero_grad()
-        by_hand.zero_grad()
-    assert _apart(_weights(model), _weights(by_hand)) < 1e-12
 
 
 def test_another_basis_is_taken_whole_or_not_at_all():

@@ -119,26 +119,6 @@ def test_large_and_empty_tensors_and_strides():
     assert Encode(basis, anchor)(torch.empty(0, 5, 1030), torch.empty(0, 5, dtype=torch.int64)).shape == (0, 5, 17)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_inference_and_threads(threads):
-    """Blocks of rows on several threads, in inference mode too; the basis serves training afterwards."""
-    basis, anchor = Basis(512, 8), Anchor(9, 512)
-    ids, x = torch.randint(9, (4, 700)), torch.randn(4, 700, 512)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            c = Encode(basis, anchor)(x, ids)
-            y = Decode(basis, anchor)(c, ids)
-    finally:
-        torch.set_num_threads(before)
-    torch.testing.assert_close(c.clone(), basis.coordinates(x - anchor(ids)), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(y.clone(), basis.expand(c.clone()) + anchor(ids), rtol=1e-4, atol=1e-4)
-    x = x.requires_grad_()
-    Encode(basis, anchor)(x, ids).sum().backward()
-    assert x.grad is not None
-
-
 def test_autocast_leaves_gradients_of_a_boundary_in_float32():
     basis, anchor, ids, inside = _parts(torch.float32)
     x = inside.requires_grad_()

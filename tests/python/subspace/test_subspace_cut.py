@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import subspace_case as case
+import test_subspace_pipeline as pipelines
 import torch
 from torch import nn
 
@@ -18,35 +19,18 @@ def _stages(model, cut, **options):
     return case.cuts(model, len(sizes) if sizes else int(cut), blocks=sizes, **options)
 
 
-def _logits(model, ids):
-    x = model.embed(ids)
-    for block in model.blocks:
-        x = block(x)
-    return model.head(model.norm(x))
-
-
-def _loss(logits, ids):
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-
-
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_cut_is_the_uncut_model(cut):
     model, ids, targets = case.constrained(), case.ids(), case.ids(seed=6)
     loss = model(ids, targets)  # the model's own forward, with targets, as before
     loss.backward()
     expected = case.gradients(model)
-    cut_loss = _loss(case.chain(_stages(model, cut), ids), targets)
+    cut_loss = pipelines.loss(case.chain(_stages(model, cut), ids), targets)
     assert abs(cut_loss.item() - loss.item()) < 1e-13
     cut_loss.backward()
     for name, gradient in case.gradients(model).items():
         left = case.apart(gradient, expected[name])
         assert left < 1e-12, (name, left)
-
-
-def test_in_single_precision():
-    model, ids = case.constrained(torch.float32), case.ids()
-    whole, logits = _logits(model, ids), case.chain(case.cuts(model, 4), ids)
-    assert case.apart(logits, whole) < 1e-5
 
 
 def test_what_travels():
@@ -74,7 +58,7 @@ def test_half_precision_decoder():
     model, ids = case.constrained(torch.bfloat16, allow_half=True), case.ids()
     first, last = case.cuts(model, 2)
     assert first(ids).dtype == torch.float32
-    whole, logits = _logits(model, ids), case.chain((first, last), ids)
+    whole, logits = case.logits(model, ids), case.chain((first, last), ids)
     assert logits.dtype == torch.bfloat16
     assert case.apart(logits, whole) < 0.05
 
@@ -157,13 +141,9 @@ def test_check_of_a_stage():
     assert [finding.module for finding in lc.subspace.check(stages[1])] == ["blocks.2.down.weight"]
 
 
-STATES = {"2 to 3": ("2", "3"), "4 to 2": ("4", "2"), "1+3 to 2+1+1": ("1+3", "2+1+1"), "3 to 1": ("3", "1")}
-
-
-@pytest.mark.parametrize("change", STATES)
-def test_a_checkpoint_of_another_cut(change):
+@pytest.mark.parametrize(("before", "after"), [("1+3", "2+1+1"), ("3", "1")])
+def test_a_checkpoint_of_another_cut(before, after):
     """Stages of another cut go on to the bit: their losses and states are those of a decoder that was never cut anew."""
-    before, after = STATES[change]
     trained, ids = case.constrained(), case.ids()
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for _ in range(2):
@@ -193,95 +173,82 @@ def test_a_state_of_another_cut_is_named():
     other = lc.subspace.constrain(case.gpt(), case.RANK, seed=1)
     with pytest.raises(ValueError, match=r"subspace_basis.vectors: expected the same on all stages .*state 1"):
         lc.subspace.merge_states([first.state_dict(), case.cuts(other, 2)[1].state_dict()])
+    with pytest.raises(ValueError, match=r"expected a state of \[seed, sigma, gaussian\]"):
+        case.cuts(case.constrained(seed=3), 2)[0].load_state_dict(first.state_dict())
 
 
-CALLS = {
-    "no ids": (lambda s, x, ids: s(x), "expected ids=, the tokens of the micro-batch, on every stage, got none"),
-    "an id too large": (lambda s, x, ids: s(x, ids=ids + 125), r"ids: expected 0...127, got \d+ to 2\d\d"),
-    "an id below 0": (lambda s, x, ids: s(x, ids=ids - 128), r"ids: expected 0...127, got -1\d\d to -"),
-    "floats": (
-        lambda s, x, ids: s(x, ids=ids.float()),
-        r"ids: expected integers \[batch, time\], got torch.float32 \[3, 10\]",
-    ),
-    "one dimension": (
-        lambda s, x, ids: s(x, ids=ids[0]),
-        r"ids: expected integers \[batch, time\], got torch.int64 \[10\]",
-    ),
-    "other times": (
-        lambda s, x, ids: s(x, ids=ids[:, 1:]),
-        r"expected coefficients \[3, 9, rank\] for the ids, got \[3, 10, 8\]",
-    ),
-    "another rank": (
-        lambda s, x, ids: s(x[..., 1:], ids=ids),
-        r"expected 8 coefficients a token, this stage's rank, got 7",
-    ),
-}
+def _after(call):
+    """`call` of the second of three stages, on what the first one sends."""
 
-
-@pytest.mark.parametrize("what", CALLS)
-def test_what_a_stage_refuses(what):
-    call, message = CALLS[what]
-    first, middle, _ = case.cuts(case.constrained(), 3)
-    ids = case.ids()
-    with pytest.raises(ValueError, match=rf"^stage 1 of 3: {message}"):
+    def act(model, ids):
+        first, middle, _ = case.cuts(model, 3)
         call(middle, first(ids), ids)
 
-
-def test_what_the_first_stage_refuses():
-    first, ids = case.cuts(case.constrained(), 2)[0], case.ids()
-    with pytest.raises(ValueError, match=r"^stage 0 of 2: ids: expected the shape of x, \[3, 10\], got \[3, 9\]"):
-        first(ids, ids=ids[:, 1:])
-    with pytest.raises(ValueError, match=r"^stage 0 of 2: ids: expected 0...127, got \d+ to 2\d\d"):
-        first(ids + 100)
+    return act
 
 
-ARGUMENTS = {
-    "no stage": ((2, 2), {}, r"index: expected one of 0...1, got 2"),
-    "too many": ((0, 5), {}, r"count: expected 1...4, the number of blocks, got 5"),
-    "none": ((0, 0), {}, r"count: expected 1...4, the number of blocks, got 0"),
-    "other sum": ((0, 2), {"blocks": [1, 2]}, r"blocks: expected 2 numbers above 0 that add up to 4, got \[1, 2\]"),
-    "an empty stage": ((0, 2), {"blocks": [0, 4]}, r"blocks: expected 2 numbers above 0 .*\[0, 4\]"),
-    "too few numbers": ((0, 3), {"blocks": [2, 2]}, r"blocks: expected 3 numbers above 0"),
-}
+def _cut(*arguments, **options):
+    return lambda model, ids: lc.subspace.cut(model, *arguments, **options)
 
 
-@pytest.mark.parametrize("what", ARGUMENTS)
-def test_what_cut_refuses(what):
-    args, options, message = ARGUMENTS[what]
-    with pytest.raises(ValueError, match=message):
-        lc.subspace.cut(case.constrained(), *args, **options)
-
-
-TYPES = {
-    "a stage": (lambda model: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),
-    "coefficients": (
-        lambda model: lc.subspace.cut(model, 0, 2, coefficients=None),
-        "coefficients: expected 'fp32', 'bf16' or a codec, got None",
+SECOND, FIRST = "^stage 1 of 3: ", "^stage 0 of 2: ids: expected "
+VALUES = [
+    (_after(lambda s, x, ids: s(x)), SECOND + "expected ids=, the tokens of the micro-batch, on every stage, got none"),
+    (_after(lambda s, x, ids: s(x, ids=ids + 125)), SECOND + r"ids: expected 0...127, got \d+ to 2\d\d"),
+    (_after(lambda s, x, ids: s(x, ids=ids - 128)), SECOND + r"ids: expected 0...127, got -1\d\d to -"),
+    (
+        _after(lambda s, x, ids: s(x, ids=ids.float())),
+        SECOND + r"ids: expected integers \[batch, time\], got torch.float32 \[3, 10\]",
     ),
-    "boundary": (lambda model: lc.subspace.cut(model, 0, 2, boundary="x"), "boundary: expected Projection, .* got 'x'"),
-    "index": (lambda model: lc.subspace.cut(model, 0.0, 2), "index: expected an integer, got 0.0"),
-    "blocks": (lambda model: lc.subspace.cut(model, 0, 2, blocks=[2.0, 2]), "blocks: expected an integer, got 2.0"),
-    "rank": (lambda _: lc.subspace.constrain(case.gpt(), 8.0), "rank: expected an integer, got 8.0"),
-    "seed": (lambda _: lc.subspace.constrain(case.gpt(), 8, seed=None), "seed: expected an integer, got None"),
-    "seed of a boundary": (
-        lambda model: lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(4, seed=1.5)),
+    (
+        _after(lambda s, x, ids: s(x, ids=ids[0])),
+        SECOND + r"ids: expected integers \[batch, time\], got torch.int64 \[10\]",
+    ),
+    (
+        _after(lambda s, x, ids: s(x, ids=ids[:, 1:])),
+        SECOND + r"expected coefficients \[3, 9, rank\] for the ids, got \[3, 10, 8\]",
+    ),
+    (
+        _after(lambda s, x, ids: s(x[..., 1:], ids=ids)),
+        SECOND + r"expected 8 coefficients a token, this stage's rank, got 7",
+    ),
+    (
+        lambda model, ids: case.cuts(model, 2)[0](ids, ids=ids[:, 1:]),
+        FIRST + r"the shape of x, \[3, 10\], got \[3, 9\]",
+    ),
+    (lambda model, ids: case.cuts(model, 2)[0](ids + 100), FIRST + r"0...127, got \d+ to 2\d\d"),
+    (_cut(2, 2), r"index: expected one of 0...1, got 2"),
+    (_cut(0, 5), r"count: expected 1...4, the number of blocks, got 5"),
+    (_cut(0, 0), r"count: expected 1...4, the number of blocks, got 0"),
+    (_cut(0, 2, blocks=[1, 2]), r"blocks: expected 2 numbers above 0 that add up to 4, got \[1, 2\]"),
+    (_cut(0, 2, blocks=[0, 4]), r"blocks: expected 2 numbers above 0 .*\[0, 4\]"),
+    (_cut(0, 3, blocks=[2, 2]), r"blocks: expected 3 numbers above 0"),
+    (
+        lambda *_: lc.subspace.constrain(case.gpt(), 8, seed=2**64),
+        "seed: expected 0 or more, below 2.64, got 18446744073709551616",
+    ),
+]
+TYPES = [
+    (lambda model, _: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),
+    (_cut(0, 2, coefficients=None), "coefficients: expected 'fp32', 'bf16' or a codec, got None"),
+    (_cut(0, 2, boundary="x"), "boundary: expected Projection, .* got 'x'"),
+    (_cut(0.0, 2), "index: expected an integer, got 0.0"),
+    (_cut(0, 2, blocks=[2.0, 2]), "blocks: expected an integer, got 2.0"),
+    (lambda *_: lc.subspace.constrain(case.gpt(), 8.0), "rank: expected an integer, got 8.0"),
+    (lambda *_: lc.subspace.constrain(case.gpt(), 8, seed=None), "seed: expected an integer, got None"),
+    (
+        lambda model, _: lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(4, seed=1.5)),
         "seed: expected an integer, got 1.5",
     ),
-}
+    (
+        lambda *_: lc.subspace.cut(case.gpt(), 0, 2),
+        "expected a model that lc.subspace.constrain has returned, got GPT",
+    ),
+]
 
 
-@pytest.mark.parametrize("what", TYPES)
-def test_arguments_of_another_type(what):
-    call, message = TYPES[what]
-    with pytest.raises(TypeError, match=message):
-        call(case.constrained())
-
-
-def test_a_seed_of_more_than_64_bits():
-    with pytest.raises(ValueError, match="seed: expected 0 or more, below 2.64, got 18446744073709551616"):
-        lc.subspace.constrain(case.gpt(), 8, seed=2**64)
-
-
-def test_a_free_decoder_has_no_exact_boundary():
-    with pytest.raises(TypeError, match="expected a model that lc.subspace.constrain has returned, got GPT"):
-        lc.subspace.cut(case.gpt(), 0, 2)
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_mistakes_are_named(error):
+    for act, message in VALUES if error is ValueError else TYPES:
+        with pytest.raises(error, match=message):
+            act(case.constrained(), case.ids())

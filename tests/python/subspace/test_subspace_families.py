@@ -2,6 +2,7 @@
 
 import pytest
 import subspace_case as case
+import test_subspace_pipeline as pipelines
 import torch
 
 import torch_lowcomm as lc
@@ -78,10 +79,6 @@ def test_a_checkpoint_is_refused(tmp_path):
     assert lc.subspace.check(lc.subspace.constrain(model, case.RANK, project_pretrained=True)) == []
 
 
-def _loss(logits, ids):
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", case.FAMILIES)
@@ -89,11 +86,11 @@ def test_a_cut_is_the_uncut_model(name, count, attention):
     model = lc.subspace.constrain(case.family(name, attn_implementation=attention), case.RANK)
     ids = case.ids(96)
     whole = model(input_ids=ids, use_cache=False).logits
-    _loss(whole, ids).backward()
+    pipelines.loss(whole, ids).backward()
     expected = case.gradients(model)
     logits = case.chain(case.cuts(model, count), ids)
     assert case.apart(logits, whole) < 1e-12
-    _loss(logits, ids).backward()
+    pipelines.loss(logits, ids).backward()
     for parameter, gradient in case.gradients(model).items():
         left = case.apart(gradient, expected[parameter])
         assert left < 1e-12, (parameter, left)
@@ -106,9 +103,3 @@ def test_sliding_windows():
     ids = case.ids(96)
     whole = model(input_ids=ids, use_cache=False).logits
     assert case.apart(case.chain(case.cuts(model, 2), ids), whole) < 1e-12
-
-
-def test_the_names_of_the_uncut_model():
-    model = lc.subspace.constrain(case.family("Llama"), case.RANK)
-    names = set().union(*(set(stage.state_dict()) for stage in case.cuts(model, 3)))
-    assert names == set(model.state_dict())

@@ -31,13 +31,12 @@ def test_one_process(way):
     assert model.training
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", case.FAMILIES)
-def test_one_process_of_a_family(kind, way):
+def test_one_process_of_a_family(kind):
     pytest.importorskip("transformers", reason="no package transformers")
     model, ids = _model(kind), case.ids(96)
-    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW, **WAYS[way])
-    assert torch.equal(tokens, case.by_hand(model, ids, NEW, **WAYS[way]))
+    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
+    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
 
 
 def test_sliding_windows():
@@ -66,7 +65,6 @@ def _stages(r):
         assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
         if i == 0:
             _count(r)
-    dist.destroy_process_group()
 
 
 def _as_the_page_writes_it(r):
@@ -85,7 +83,6 @@ def _as_the_page_writes_it(r):
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
     assert torch.equal(lc.subspace.generate(stage, prompts, max_new_tokens=NEW), tokens) and stage.submod.training
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
-    dist.destroy_process_group()
 
 
 def test_as_the_page_writes_it(pair):
@@ -106,10 +103,6 @@ def _count(r):
         want["send forward edge 253"] = 2 * NEW
     want[f"{'send' if last else 'recv'} forward edge 254"] = NEW * (r.size - 1 if last else 1)
     assert calls == want, (calls, want)
-
-
-def test_two_stages(pair):
-    pair(_stages)
 
 
 def test_four_stages(quad):
@@ -142,7 +135,6 @@ def _long(r):
     ids = case.ids(batch=2, time=4)
     tokens = lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), ids, max_new_tokens=280)
     assert torch.equal(tokens, case.by_hand(model, ids, 280))
-    dist.destroy_process_group()
 
 
 @pytest.mark.later
@@ -159,7 +151,6 @@ def _coded(r, coefficients):
     tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=NEW)
     assert tokens.shape == (case.BATCH, case.TIME + NEW)
     sent = lc.stats()[dist.group.WORLD.group_name].get("send forward edge 253")
-    dist.destroy_process_group()
     return sent, tokens.tolist()
 
 
@@ -186,8 +177,6 @@ def _other_prompts(r):
     )
     with pytest.raises(ValueError if r.rank else RuntimeError, match=expected):
         lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
-    dist.barrier()  # the group lives: only the edges between these stages have ended
-    dist.destroy_process_group()
 
 
 def test_other_prompts_on_a_stage(pair):
@@ -202,8 +191,6 @@ def _differ(r, what):
         stage.subspace_basis.change(stage.subspace_basis.vectors)
     with pytest.raises((ValueError, RuntimeError), match="stage 1 of 2: .*expected the basis, fixed part and kind"):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("what", ["seed", "sigma", "version"])
@@ -283,16 +270,10 @@ def _fails_and_goes_on(r):
     longest = lc.subspace.generate(stage, ids, max_new_tokens=31)
     with torch.no_grad():
         assert torch.equal(longest, _by_positions(model, ids, 31))
-    dist.destroy_process_group()
 
 
 def test_two_stages_generate_after_a_failure(pair):
     pair(_fails_and_goes_on)
-
-
-@pytest.mark.later
-def test_four_stages_generate_after_a_failure(quad):
-    quad(_fails_and_goes_on)
 
 
 def _posted_ahead(r):
@@ -327,7 +308,6 @@ def _posted_ahead(r):
             assert posted >= min(sent + stage.is_last, NEW), "the answer's receive was not posted"
             assert posted <= sent + 1, "one token ahead"
     assert posted == received == NEW and sent == NEW * (r.size - 1 if stage.is_last else 1)
-    dist.destroy_process_group()
 
 
 def test_receives_are_posted_a_token_ahead(pair):

@@ -56,8 +56,6 @@ def test_a_stage_that_is_killed_in_a_step_is_named(gradients):
 
 EVERY = 2
 PHASES = {  # the phase, who is killed in it, and the versions that it may leave
-    "exchange": (2, {0}),
-    "confirm": (1, {0}),
     "confirm, half said": (1, {0, 1}),
     "commit": (1, {1}),
 }
@@ -113,9 +111,7 @@ def _begin(r, group, size, rank):
 
 def _spoil(subspace, phase):
     """This rank dies in a phase of its next switch."""
-    if phase == "exchange":  # it knows the next basis, and nobody else does
-        dist.broadcast = _die
-    elif phase == "confirm, half said":
+    if phase == "confirm, half said":
 
         def say(number):
             numbers = torch.empty(3, dtype=torch.int64)
@@ -126,7 +122,7 @@ def _spoil(subspace, phase):
 
         subspace._gather = say
     else:
-        setattr(subspace, f"_{phase}", _die)
+        subspace._commit = _die
 
 
 def _killed_in_a_switch(r, phase, victim):

@@ -165,24 +165,6 @@ def test_stages_with_another_option_differ(option):
     assert same.message_options == one.message_options
 
 
-def test_on_a_constrained_decoder():
-    model, ids = case.constrained(), case.ids()
-    assert case.chain(_stages(model, lc.subspace.Projection(3)), ids).shape == (case.BATCH, case.TIME, 128)
-
-
-class _Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        whole = case.gpt()
-        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
-
-    def forward(self, tokens):
-        x = self.embed(tokens) * 3
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
 def test_refusals():
     with pytest.raises(ValueError, match="rank: expected 1 or more, got 0"):
         lc.subspace.Projection(0)
@@ -190,10 +172,6 @@ def test_refusals():
         lc.subspace.Projection(4, anchor="mine")
     with pytest.raises(ValueError, match="rank and hidden: expected 1 or more, got 4 and 0"):
         lc.subspace.Bottleneck(4, hidden=0)
-    with pytest.raises(
-        ValueError, match="stages would compute something else .* embed: it is scaled by 3 before the first block"
-    ):
-        _stages(_Scaled(), lc.subspace.Projection(4))
     first, last = _stages(case.gpt(), lc.subspace.Projection(4))
     with pytest.raises(ValueError, match="stage 1 of 2: expected 4 coefficients a token, this stage's rank, got 3"):
         last(first(case.ids())[..., :3], ids=case.ids())

@@ -14,7 +14,7 @@ import torch_lowcomm as lc
 from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.grassmann import GradientSum, turned
 
-STEPS, LR, CLIP, VOCABULARY = 50, 1e-2, 1.0, 128
+STEPS, LR, CLIP, VOCABULARY = 20, 1e-2, 1.0, 128
 
 
 def _batch(step):
@@ -24,9 +24,9 @@ def _batch(step):
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def _one_process(layers, dtype, stages, turn_every):
+def _one_process(layers, stages, turn_every):
     """Losses and weights of the decoder in one piece."""
-    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK)
+    model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK)
     optimizer = lc.SubspaceAdamW(model, lr=LR)
     seen = GradientSum()
     seen.watch_input(model.blocks[layers - layers // stages])
@@ -51,10 +51,10 @@ def _one_process(layers, dtype, stages, turn_every):
     return losses, model.state_dict(), model.subspace_basis
 
 
-def _train(r, name, layers, dtype, turn_every, weights_bound, loss_bound):
+def _train(r, name, layers, turn_every):
     torch.set_num_threads(1)
     r.init("lowcomm")
-    schedule, stages = pipelines.pipeline(r, name, layers, dtype)
+    schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
     modules = nn.ModuleList(stage.submod for stage in stages)
     optimizer = lc.SubspaceAdamW(modules, lr=LR)
     subspace = lc.subspace.Grassmann(stages, optimizer, every=turn_every) if turn_every else None
@@ -72,34 +72,28 @@ def _train(r, name, layers, dtype, turn_every, weights_bound, loss_bound):
         if subspace is not None:
             assert subspace.step() == ((step + 1) % turn_every == 0)
     count = r.size * stages_case.SCHEDULES[name][1]
-    want, weights, basis = _one_process(layers, dtype, count, turn_every)
+    want, weights, basis = _one_process(layers, count, turn_every)
     for stage in stages:
         for key, value in stage.submod.named_parameters():
             off = case.apart(value, weights[key])
-            assert off < weights_bound, (key, off)
+            assert off < 1e-9, (key, off)
         own = stage.submod.subspace_basis
         assert own.version == basis.version == (STEPS // turn_every if turn_every else 0)
-        assert (own.vectors - basis.vectors).abs().max() < max(weights_bound, 1e-9)
+        assert (own.vectors - basis.vectors).abs().max() < 1e-9
     if last:
         off = max(abs(a - b) for a, b in zip(means, want, strict=True))
-        assert off < loss_bound, off
-        assert want[-1] < want[0] - 0.5  # it learns
-    dist.destroy_process_group()
+        assert off < 1e-12, off
+        assert want[-1] < want[0] - 0.3  # it learns
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "layers"),
-    [("1F1B", 4), ("1F1B", 8), ("Interleaved1F1B", 8)],
-    ids=["4 stages", "2 blocks a stage", "interleaved"],
+    ("name", "layers", "turn_every"),
+    [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
+    ids=["steps of the subspace", "interleaved"],
 )
-def test_four_processes_train_as_one(quad, name, layers):
-    quad(_train, name, layers, torch.float64, 0, 1e-9, 1e-12, timeout=240)
-
-
-@pytest.mark.later
-def test_four_processes_train_as_one_in_float32(quad):
-    quad(_train, "1F1B", 4, torch.float32, 0, 1e-3, 1e-4, timeout=240)
+def test_four_processes_train_as_one(quad, name, layers, turn_every):
+    quad(_train, name, layers, turn_every, timeout=240)
 
 
 def test_a_norm_of_one_stage_is_told(caplog):
@@ -115,35 +109,6 @@ def test_a_norm_of_one_stage_is_told(caplog):
             one.clip_grad_norm(1.0)
     (told,) = caplog.messages
     assert "expected stages=, the group of all 2 stages, got None: the norm is that of stage 1 alone" in told
-
-
-@pytest.mark.later
-def test_a_step_of_the_subspace_keeps_exactness(quad):
-    quad(_train, "1F1B", 4, torch.float64, 25, 1e-9, 1e-12, timeout=240)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("blocks", [1, 2], ids=["1 block a stage", "2 blocks a stage"])
-def test_w_p2_stays_in_the_subspace(blocks):
-    """800 steps in float32 through a boundary: W_p2 drifts by rounding, though nothing ever projects it."""
-    model = lc.subspace.constrain(case.gpt(torch.float32, layers=2 * blocks), case.RANK, free_blocks=0)
-    stages = nn.ModuleList(case.cuts(model, 2))
-    optimizer = lc.SubspaceAdamW(stages, lr=1e-2)
-    start = [block.down.weight.detach().clone() for block in model.blocks]
-    losses = []
-    for step in range(800):
-        x, y = (part[:2, :6] for part in _batch(step))
-        loss = pipelines.loss(case.chain(stages, x), y)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.clip_grad_norm(CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert sum(losses[-20:]) < 0.6 * sum(losses[:20])  # it learns
-    found = optimizer.distances()
-    drifts = {name: off for name, off in found.items() if name.endswith("down.weight")}
-    assert len(drifts) == 2 * blocks and max(found.values()) < 1e-5, found
-    assert all(case.apart(block.down.weight, before) > 0.3 for block, before in zip(model.blocks, start, strict=True))
 
 
 def test_a_step_of_the_subspace_follows_the_gradients():

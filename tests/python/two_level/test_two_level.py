@@ -12,6 +12,8 @@ from collective_cases import bits, values
 from compressed_by_hand import reduced_by_hand
 from torch.distributed.device_mesh import init_device_mesh
 
+import torch_lowcomm as lc
+
 SPEC = "sym4:bucket=1024"  # draws nothing: the same bytes in every group and step
 SHAPES = [(2, 2), (1, 4), (4, 1)]  # hosts, ranks of a host
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,8 +25,6 @@ def mesh_of(shape, names=("hosts", "ranks")):
 
 
 def two_level(r, shape, codec=SPEC):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     return lc.TwoLevel(mesh_of(shape), codec=codec, inside="ranks", between="hosts", timeout=timedelta(seconds=30))
 
@@ -49,8 +49,6 @@ def all_reduced(codec, everybody, shape, average):
 
 
 def _reduces(r, shape):
-    import torch_lowcomm as lc
-
     two, codec, wrong = two_level(r, shape), lc.codec(SPEC), []
     for op in (SUM, AVG):
         for dtype in DTYPES:
@@ -81,8 +79,6 @@ def test_all_reduce_is_the_exact_sum_inside_and_the_coded_one_between(quad, shap
 
 
 def _moves(r, shape):
-    import torch_lowcomm as lc
-
     hosts, ranks = shape
     two, codec, wrong = two_level(r, shape), lc.codec(SPEC), []
 
@@ -117,8 +113,6 @@ def test_all_gather_and_reduce_scatter_are_coded_between_hosts_only(quad, shape)
 
 def _sends(r):
     """Bytes on the slow link: of n elements a rank each of two ranks sends its half, of a gathered tensor its own once."""
-    import torch_lowcomm as lc
-
     two, codec, n = two_level(r, (2, 2)), lc.codec(SPEC), 1 << 18
     two.all_reduce(values(torch.float32, n, r.rank))
     two.all_gather(torch.empty(4 * n), values(torch.float32, n, r.rank))
@@ -181,8 +175,6 @@ def test_error_feedback_of_a_slice_is_a_transaction(quad, shape, average):
 
 def _asynchronous(r):
     """Ops of one object run in the order of issue, waited for or not, next to the program's own ops."""
-    import torch_lowcomm as lc
-
     two, codec, n = two_level(r, (2, 2)), lc.codec(SPEC), 30_000
     everybody = [[values(torch.float32, n, i, q) for q in range(r.size)] for i in range(4)]
     mine = [x[r.rank].clone() for x in everybody]
@@ -214,8 +206,6 @@ def test_async_ops_run_in_the_order_of_issue(quad):
 
 def _is_refused(r):
     """A caller's mistakes raise before anything is sent: the next op works."""
-    import torch_lowcomm as lc
-
     two, n = two_level(r, (2, 2)), 4001
     mesh = mesh_of((2, 2))
     for error, words, call in (
@@ -249,8 +239,6 @@ def test_mistakes(quad):
 
 
 def _differing_codecs(r, odd):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     with pytest.raises(dist.DistBackendError, match=r"(?s)sym4.*sym8|sym8.*sym4"):
         lc.TwoLevel(mesh_of((2, 2)), codec="sym8" if r.rank in odd else "sym4", inside="ranks", between="hosts")
@@ -263,8 +251,6 @@ def test_codecs_that_differ_are_told_on_every_rank(quad, odd):
 
 def _other_order(r):
     """A mesh whose first dimension is the one inside, of ranks that are not in a row."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     two = lc.TwoLevel(mesh_of((2, 2), ("ranks", "hosts")), codec=SPEC, inside="ranks", between="hosts")
     out = torch.empty(4 * 2000)
@@ -278,8 +264,6 @@ def test_a_mesh_by_its_names(quad):
 
 
 def _environment(r, sizes, places, says):
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     said = {"LOCAL_WORLD_SIZE": sizes[r.rank], "LOCAL_RANK": places[r.rank]}
     with mock.patch.dict(os.environ, {k: str(v) for k, v in said.items() if v is not None}):
@@ -313,8 +297,6 @@ def test_hosts_of_torchruns_environment(quad, sizes, places, says):
 
 def _one_host_differs(r, name):
     """Sizes that differ inside one host: found there, and told to the other one, which would wait for its sums."""
-    import torch_lowcomm as lc
-
     two, n = two_level(r, (2, 2)), 4000
     m = n + 4 * (r.rank == 3)
     with pytest.raises(

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 HEADER = 64
-ELEMENTS_AT, SEQUENCE_AT, EPOCH_AT, SIZE_AT, CRC_AT = 16, 32, 36, 56, 60
+ELEMENTS_AT, SEQUENCE_AT, SIZE_AT, CRC_AT = 16, 32, 56, 60
 FRAME_ROOM = 1 << 20
 CULPRIT = 2
 ELEMENTS = 20_000  # a rank: one frame
@@ -47,42 +49,28 @@ def _sealed(frame):
     return frame
 
 
-def _noise(frame):
-    return torch.randint(0, 256, (frame.numel(),), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
 CRC = r"crc32c: expected \d+, got \d+"
 MAGIC = r"magic: expected \d+ \('LCMF'\), got "
 ROOM = r"payload_bytes: expected at most \d+, got "
 # A change to the last rank's data frame, and the text of the error: the field, what was expected and what was got.
 CORRUPTIONS = {
     "payload bit": (lambda f: _flip(f, HEADER + 777), CRC),
-    "last payload bit": (lambda f: _flip(f, f.numel() - 1, 0x80), CRC),
-    "header bit": (lambda f: _flip(f, ELEMENTS_AT), CRC),
     "magic": (lambda f: _flip(f, 0), MAGIC + r"\d+"),
-    "version": (lambda f: _flip(f, 4), r"version: expected 2, got 18"),
-    "payload size": (lambda f: _flip(f, SIZE_AT), CRC),
     "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), ROOM + r"21\d{8}"),
     # The reader goes on with the former content of the receiver's buffer, which may be the very frame that comes back.
     "truncated payload": (lambda f: _sealed(_flip(f, f.numel() - 1))[:-100], CRC),
     "truncated header": (lambda f: _sealed(_flip(f, ELEMENTS_AT))[:30], f"{CRC}|{ROOM}\\d+"),
-    "zeros": (lambda f: torch.zeros_like(f), MAGIC + "0"),
-    "noise": (_noise, MAGIC + r"\d+"),
-    "unknown kind": (lambda f: _sealed(_flip(f, 5)), r"kind: expected 0\.\.\.3, got 16"),
     "unknown codec": (
         lambda f: _sealed(_flip(f, 6, 0x80)),
         r"codec: expected a number of this version's codecs .*, got 1(28|29|30)",
     ),
-    "reserved byte": (lambda f: _sealed(_flip(f, 10)), r"reserved: expected 0, got 16"),
-    "another dtype": (lambda f: _sealed(_flip(f, 9, 0x02)), r"dtype: expected 1, got 3"),
     "fewer elements": (
         lambda f: _sealed(_flip(f, ELEMENTS_AT)),
         r"elements: expected (16384, got 16400|20000, got 20016)",
     ),  # exact: the first of two frames
     "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected \d+, got \d+"),
-    "another group's": (lambda f: _sealed(_flip(f, EPOCH_AT)), r"epoch: expected \d+, got \d+"),
 }
-FEW = ("payload bit", "magic", "truncated payload", "another op's")
+FEW = ("payload bit", "truncated payload", "another op's")
 
 
 @contextlib.contextmanager
@@ -126,8 +114,6 @@ def _play(bulk, name, victims):
 
 
 def _spoilt(r, name, op, policy, victims):
-    import torch_lowcomm as lc
-
     with _lanes_kept() as lanes:
         r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     check_group(r)
@@ -172,8 +158,6 @@ POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_sca
 CASES = [
     *(("all_gather", "compressed", name) for name in ("description", *CORRUPTIONS)),
     *(("reduce_scatter", "exact", name) for name in ("description", *CORRUPTIONS)),
-    *(("all_gather", "exact", name) for name in FEW),
-    *(("reduce_scatter", "compressed", name) for name in FEW),
 ]
 
 
