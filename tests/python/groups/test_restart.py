@@ -41,8 +41,11 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["gloo", "tcp"])
-@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-port", "port"]], ids=["standalone", "static"])
+@pytest.mark.parametrize(
+    ("rendezvous", "transport"),
+    [(["--standalone"], "tcp"), (["--master-port", "port"], "gloo")],
+    ids=["standalone", "static"],
+)
 def test_workers_that_are_started_again_meet(tmp_path, rendezvous, transport):
     """Each rank is killed once."""
     (tmp_path / "worker.py").write_text(WORKER)
