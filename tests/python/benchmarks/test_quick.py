@@ -1,6 +1,6 @@
 """Benchmark programs run their quick forms: rows and gates are written, and the gates on what is computed pass.
 
-`convergence fsdp` and `ddp` run with the examples. Left out: what needs a text or weights that are no package's (`pretrained`,
+Left out: what needs a text or weights that are no package's (`pretrained`,
 `seed_replay_smollm2`, `stable_rank`, `convergence split_learning`), and what takes minutes by waiting (`diloco_throughput`,
 `tcp_links`, `convergence diloco_table1`).
 """
@@ -33,9 +33,11 @@ CURVES = [
 CONVERGENCE = {
     "aq": ([], 8),
     "aq_replicas": (["--seconds", "seconds.png"], 2),
+    "ddp": ([], 9),
     "diloco": ([], 7),
     "diloco_residuals": ([], 2),
     "diloco_unequal": ([], 2),
+    "fsdp": ([], 5),
     "fsdp_tables": (["--data", "text.txt"], 5),
     "fsdp_variants": ([], 10),
     "seed_replay": ([], 8),
@@ -72,6 +74,7 @@ def test_convergence(tmp_path, method):
     options, gates = CONVERGENCE[method]
     content, _ = run(tmp_path, "convergence", method.partition(" ")[0], "--plot", "plot.png", *options)
     assert len(content["gates"]) == gates and all(gate["pass"] for gate in content["gates"])
+    assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
     for curve in content["curves"]:
         assert len({len(curve[key]) for key in ("step", "bytes", "seconds", "loss")}) == 1
     pictures = {"plot.png", *(word for word in options if word.endswith(".png"))}
