@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import torch_lowcomm as lc
+
 _ELEMENTS = 64 * 256 + 256 + 256 * 8 + 8
 
 
@@ -91,8 +93,6 @@ class _Machine:
     """A machine of one process, whose framework calls step() and catches nothing."""
 
     def __init__(self, r, port, **options):
-        import torch_lowcomm as lc
-
         names = {}
         exec(recipes.program("Frameworks that own the process group"), names)
         torch.manual_seed(0)
