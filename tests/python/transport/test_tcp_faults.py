@@ -1,4 +1,4 @@
-"""A share of the faults of groups over TCP (benchmarks/faults/tcp), and that the rows are what the page says."""
+"""A share of the faults of groups over TCP (benchmarks/faults/tcp)."""
 
 import re
 
@@ -7,7 +7,8 @@ from faults.tcp import cases, cli
 from faults.tcp.run import Runner
 from links import expect_labs
 
-# Rows that no other test has: those of test_tcp, test_tcp_link, test_relay and test_secret play the others.
+# Rows that no other test has: those of test_tcp, test_tcp_link, test_relay and test_secret play the others, and TcpStrangers in
+# tests/cpp those of strangers.
 SHARE = (
     "lost resets,in,coded,plain,2",
     "another address, dials,before,exact,plain,2",
@@ -28,8 +29,6 @@ SLOW = (
     "router restarts,in,exact,plain,2",
     "relay dies,in,coded,plain,2",
     "behind two routers,in,coded,secret,4",
-    "3,000 strangers,in,coded,secret,2",
-    "slow-loris,in,exact,plain,4",
 )
 
 
