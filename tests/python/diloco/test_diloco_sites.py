@@ -227,45 +227,6 @@ def test_replicas_of_a_pipelines_stages_have_the_bits_of_one(quad):
         assert abs(total - alone[place][1]) <= 0.01 * alone[place][1] + 200
 
 
-def _is_spoilt(r):
-    """A NaN in the gradient of one replica only, after its gradients were averaged: every rank of both sites drops the step."""
-    r.init()
-    site, model, arguments = _site(r, "by hand")
-    optimizer = lc.DiLoCoX(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        EVERY,
-        model=model,
-        mode="sync",
-        **arguments,
-        codec="sym4:bucket=64",
-    )
-    raised = ""
-    draws = torch.Generator().manual_seed(site)
-    for step in range(2 * EVERY):
-        x = torch.randn(16, WIDTH, generator=draws)
-        (model(x) - x[:, :7].sin()).square().mean().backward()
-        if r.rank == 1 and step == EVERY - 1:
-            for parameter in model.parameters():
-                parameter.grad.fill_(float("nan"))
-        try:
-            optimizer.step()
-        except ValueError as error:
-            raised = str(error)
-            optimizer.restore()
-        optimizer.zero_grad()
-    outer_steps = optimizer.report["outer_steps"]
-    optimizer.finish()
-    return raised, outer_steps, _whole(model)
-
-
-def test_what_one_rank_of_a_site_spoils_every_rank_drops(quad):
-    found = quad(_is_spoilt)
-    for raised, _, bits in found:
-        assert "dropped" in raised and ("finite" in raised), raised
-        assert all(p.isfinite().all() for p in bits.values())
-        assert not diloco_model.differing(bits, found[0][2])
-
-
 def _another_cluster(r):
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "ranks"))
