@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from collective_cases import bits
 
+import torch_lowcomm as lc
+
 SEED = 11
 
 
 def options(policy, **fields):
-    import torch_lowcomm as lc
-
     return lc.Options(**{"policy": policy, "min_bytes": 0, "seed": SEED, "chunk_bytes": 65536, **fields})
 
 

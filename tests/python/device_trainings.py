@@ -11,6 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
+import torch_lowcomm as lc
+
 SYM = "sym4:bucket=64"
 POLICY = f"all_reduce={SYM};all_gather=minmax8:bucket=64;reduce_scatter={SYM}"
 STEPS = 6
@@ -37,16 +39,12 @@ def _train(rank, model, device, optimizer=None):
 
 
 def ddp(rank, device):
-    import torch_lowcomm as lc
-
     model = DistributedDataParallel(nn.Sequential(*_layers()).to(device), bucket_cap_mb=0.001)
     model.register_comm_hook(lc.ddp.State(None, SYM), lc.ddp.hook)
     return _train(rank, model, device)
 
 
 def fsdp2(rank, device, **options):
-    import torch_lowcomm as lc
-
     model, mesh = nn.Sequential(*_layers()).to(device), init_device_mesh(device, (2,))
     for layer in (*model, model):
         fully_shard(layer, mesh=mesh)
@@ -67,8 +65,6 @@ def fsdp2_on_one_host(rank, device):
 
 
 def two_level(rank, device):
-    import torch_lowcomm as lc
-
     two = lc.TwoLevel(
         init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks")), codec=SYM, inside="ranks", between="hosts"
     )
@@ -81,8 +77,6 @@ def two_level(rank, device):
 
 
 def diloco(rank, device, **options):
-    import torch_lowcomm as lc
-
     model = nn.Sequential(*_layers()).to(device)
     inner = torch.optim.SGD(model.parameters(), lr=1e-2, foreach=False)
     optimizer = lc.DiLoCoX(inner, 2, model=model, codec=SYM, **options)
@@ -98,16 +92,12 @@ def diloco_fragments(rank, device):
 
 
 def quantized_adam(rank, device):
-    import torch_lowcomm as lc
-
     model = nn.Sequential(*_layers()).to(device)
     optimizer = lc.QuantizedAdam(model.parameters(), lr=1e-2, betas=(0.5, 0.99), warmup_steps=4, codec=SYM)
     return _train(rank, model, device, optimizer)
 
 
 def pipeline(rank, device, **options):
-    import torch_lowcomm as lc
-
     layer = _layers()[rank].to(device)
     stage = lc.pipeline.Stage(
         layer, rank, 2, torch.device(device), forward=SYM, backward="minmax8:bucket=64", **options
@@ -123,14 +113,10 @@ def pipeline(rank, device, **options):
 
 
 def pipeline_of_changes(rank, device):
-    import torch_lowcomm as lc
-
     return pipeline(rank, device, cache=lc.pipeline.Cache(store="fp16"))
 
 
 def subspace(rank, device):
-    import torch_lowcomm as lc
-
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     from model import GPT, Config
 
@@ -171,8 +157,6 @@ def coalesced(rank, device):
 
 
 def exact(rank, device):
-    import torch_lowcomm as lc
-
     x = _batches(rank, device)
     with lc.exact():
         works = [dist.all_reduce(one.mul_(3), async_op=True) for one in x]

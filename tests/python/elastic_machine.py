@@ -6,13 +6,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1}
 
 
 def join(port, name, **options):
     """A Membership at the store of this port."""
-    import torch_lowcomm as lc
-
     options = {"min_machines": 2, "lost_after_s": 2.0, "timeout": timedelta(seconds=20)} | options
     options = {"patience_s": options["timeout"].total_seconds() * 0.9} | options
     return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
@@ -22,8 +22,6 @@ class TrainingResult:
     """A small model that a machine trains towards a target of its own."""
 
     def __init__(self, members, seed, **options):
-        import torch_lowcomm as lc
-
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
         self.draws = torch.Generator().manual_seed(seed)

@@ -30,6 +30,13 @@ def run_main(r, name, directory, arguments):
     importlib.import_module(name).main()
 
 
+def run_example(name, directory, *arguments, size=2, timeout=180):
+    """Runs an example in fresh ranks; returns what each wrote and the runs of its JSON."""
+    outputs = []
+    ranks.run_ranks(run_main, size, name, str(directory), arguments, timeout=timeout, outputs=outputs)
+    return outputs, json.loads((directory / "run.json").read_text())
+
+
 def refusal(name, arguments, monkeypatch, capsys):
     """Returns the text with which the example ends before it starts anything: one sentence, after its own name."""
     monkeypatch.delenv("RANK", raising=False)
@@ -44,33 +51,6 @@ def refusal(name, arguments, monkeypatch, capsys):
     assert "\n" not in said
     assert capsys.readouterr() == ("", "")
     return said
-
-
-def quick_convergence(method, gates, directory, *arguments):
-    """`python benchmarks convergence <method> --quick <arguments>`, whose gates all pass; what its JSON holds."""
-    file, picture = directory / "run.json", directory / "run.png"
-    benchmarks = str(EXAMPLES.parent / "benchmarks")
-    command = [
-        sys.executable,
-        benchmarks,
-        "convergence",
-        method,
-        "--quick",
-        "--json",
-        str(file),
-        "--plot",
-        str(picture),
-        *arguments,
-    ]
-    status, out, err = ranks.run_command(command, deadline_s=600, cwd=directory)
-    assert status == 0, f"{out}\n{err}"
-    content = json.loads(file.read_text())
-    assert len(content["gates"]) == gates
-    assert all(gate["pass"] for gate in content["gates"])
-    for curve in content["curves"]:
-        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    return content
 
 
 class Machines:

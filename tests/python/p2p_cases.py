@@ -5,6 +5,8 @@ import torch.distributed as dist
 from collective_cases import bits, values
 from compressed_by_hand import options
 
+import torch_lowcomm as lc
+
 SPEC = "sym4:bucket=1024"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -14,16 +16,12 @@ def neighbours(r):
 
 
 def init(r, spec=SPEC, **fields):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"p2p={spec}", **fields))
     lc.reset_stats()
     return lc.codec(spec)
 
 
 def stats():
-    import torch_lowcomm as lc
-
     return lc.stats()[dist.group.WORLD.group_name]
 
 

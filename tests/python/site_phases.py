@@ -8,25 +8,15 @@ from functools import partial
 import pytest
 import ranks
 import torch.distributed as dist
-from ranks import Rank
 from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, leave_host, on_host, site_of
 
-# The ops of an outer step, in their order, which come again and again; and those by which a site joins, which come once.
-OUTER_STEP = (
-    "DiLoCoX: collect a site's parameters",
-    "outer_step",
-    "DiLoCoX outer step",
-    "DiLoCoX: spread a site's parameters",
-    "DiLoCoX check",
-)
-STAGES = OUTER_STEP[1:3] + OUTER_STEP[4:]  # of stages, which share nothing with one another
-CLOCK = "DiLoCoX: compare clocks in a site"  # with sync_seconds, between outer steps
+KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 JOINING = (
     "DiLoCoX: compare outer steps",
     "DiLoCoX: take over the outer state",
     "DiLoCoX: compare the schedule in a site",
-)
-AT_THE_END = 16  # outer steps whose losses are averaged
+)  # the ops by which a site joins, which come once; all others come again and again
+AT_THE_END = 8  # outer steps whose losses are averaged
 
 
 def _is_lost(r, port, site, how, what, options):
@@ -57,8 +47,8 @@ def _is_lost(r, port, site, how, what, options):
     die()
 
 
-def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, outer_steps=80):
-    """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met.
+def lose_sites(r, port, how, stay, faults, options, *, cut=False, outer_steps=40):
+    """`stay` sites stay; to them comes one after another, of which a rank is lost in an op by a signal: {op: signal}.
 
     They end after so many outer steps, or as soon after them as they can.
 
@@ -67,14 +57,14 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, outer_ste
     """
     turn = r.rank // 2 - stay
     if turn >= 0:
-        op = ops[turn]
+        op, number = list(faults.items())[turn]
         r.hear(f"turn{turn}", timeout_s=3 * DEADLINE_S)
         what = {"op": op, "signal": number, "place": turn % 2, "sites": stay + 1, "cut": cut}
         return _is_lost(r, port, (f"gone{turn}", 2, r.rank % 2), how, what, options)
     trained = SiteRank(r, port, site_of(r.rank), how, **options)
     lost, first = [], trained.outer_validation()
     trained.steps_until(stay)
-    for turn, op in enumerate(ops):
+    for turn, op in enumerate(faults):
         r.say(f"turn{turn}")
         before, formed = len(trained.lost), trained.members.formed.number
         while not _has_gone(r, trained, turn, stay, formed):
@@ -99,37 +89,6 @@ def lose_sites_on_hosts(r, port, how, stay, *arguments, folder, namespaces, **op
     found = lose_sites(here, port, how, stay, *arguments, cut=True, **options)
     leave_host(here, range(2 * stay))
     return found
-
-
-def come_back(r, port, folder, namespaces, options):
-    """Two sites; the second is cut off and ends, and new processes have its id once the link is mended."""
-    again, staying = r.rank >= 4, r.rank < 2
-    here = on_host(r, port, folder, namespaces)
-    site = ("ab"[r.rank >= 2], 2, r.rank % 2)
-    if again:
-        here.hear("mended", timeout_s=DEADLINE_S)
-        here.path("again").mkdir(exist_ok=True)
-    rendezvous = Rank(r.rank, r.size, str(here.path("again"))) if again else here
-    trained = SiteRank(rendezvous, port, site, "fsdp2", seed=int(again), **options)
-    trained.steps_until(2)
-    if not again:
-        trained.steps_together(6)
-        here.say(f"trained{r.rank}", os.getpid())
-    if not again and not staying:
-        with pytest.raises((dist.DistBackendError, ConnectionError)):
-            while True:
-                trained.steps(1)
-        die()  # its launcher ends it
-    if staying:
-        trained.steps_until(1)
-        assert len(trained.lost) == 1
-        trained.steps(6)
-        here.say("alone")
-        trained.steps_until(2)
-    trained.steps_together(9)
-    ended = trained.ended()
-    leave_host(here, range(2), range(4, 6))
-    return ended
 
 
 def _has_gone(r, trained, turn, stay, formed):
@@ -159,17 +118,16 @@ def expect_survivors(found, how):
     return loss
 
 
-def expect_phases(port, how, stay, number, ops, outer_steps=80, sites=lose_sites, **options):
+def expect_phases(port, how, stay, faults, sites=lose_sites, **options):
     """The same, of sites on this host whose ranks get a signal, or of `sites` elsewhere."""
-    size = 2 * (stay + len(ops))
+    size = 2 * (stay + len(faults))
     gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
-    sites = partial(sites, outer_steps=outer_steps)
-    found = ranks.run_ranks(sites, size, port, how, stay, number, ops, options, timeout=3 * DEADLINE_S, allow_exit=gone)
+    found = ranks.run_ranks(sites, size, port, how, stay, faults, options, timeout=3 * DEADLINE_S, allow_exit=gone)
     return expect_survivors(found[: 2 * stay], how)
 
 
 def expect_faultless(end, port, how, stay, **options):
     """The loss is that of the same sites after as many outer steps without any fault, within 1 %."""
     steps, loss = end
-    _, faultless = expect_phases(port, how, stay, signal.SIGKILL, (), outer_steps=steps, **options)
+    _, faultless = expect_phases(port, how, stay, {}, partial(lose_sites, outer_steps=steps), **options)
     assert 0.99 < loss / faultless < 1.01, (steps, loss, faultless)

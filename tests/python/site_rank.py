@@ -34,8 +34,7 @@ class SiteRank:
         r: The harness's rank.
         port: The store's.
         site: (name, ranks of it, this one's place).
-        how: "fsdp2", "ddp", "hsdp" (two replicas), "pipeline" (two stages, which send activations and their gradients),
-            "pipeline x ddp" (two replicas of each of them), or "interleaved" (rows that no other site can share).
+        how: "fsdp2", "ddp", "hsdp" (two replicas), or "pipeline" (two stages, which send activations and their gradients).
         seed: Of the first parameters.
         hidden: Width between the two layers.
         norm: Whether the model has running means.
@@ -66,9 +65,7 @@ class SiteRank:
         first, last = (nn.Linear(WIDTH, hidden), nn.Tanh()), nn.Linear(hidden, OUT)
         if norm:
             first += (nn.BatchNorm1d(hidden),)
-        replicas = 2 if how == "pipeline x ddp" else 1
-        self.stage = self.place // replicas if how.startswith("pipeline") else None
-        self.other = self.place ^ replicas  # of the same replica, with the other stage
+        self.stage, self.other = (self.place, 1 - self.place) if how == "pipeline" else (None, None)
         stages = {None: (*first, last), 0: first, 1: (last,)}
         self.model = nn.Sequential(*stages[self.stage])
         if how in ("fsdp2", "hsdp"):
@@ -77,11 +74,6 @@ class SiteRank:
             fully_shard(self.model, mesh=mesh)
         elif how == "ddp":
             self.model = DistributedDataParallel(self.model)
-        elif how == "pipeline x ddp":
-            stages = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            self.model = DistributedDataParallel(self.model, process_group=stages[self.stage])
-        elif how == "interleaved":
-            self.model[0].weight = self._interleaved(self.model[0].weight, init_device_mesh("cpu", (size,)))
         self.members = lc.Membership(
             dist.TCPStore(store_host, port, is_master=False),
             self.name,
@@ -97,15 +89,6 @@ class SiteRank:
         self._fragments = options.get("fragments", 1)
         self._bound = bound
         self._bounded, self._checked = (-1, 0.0), -1  # (the last outer step that is bounded, by which loss); looked at
-
-    @staticmethod
-    def _interleaved(weight, mesh):
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor.placement_types import _StridedShard
-
-        placement = [_StridedShard(0, split_factor=2)]
-        whole = {"shape": weight.shape, "stride": weight.stride()}
-        return nn.Parameter(DTensor.from_local(weight.chunk(mesh.size())[0], mesh, placement, run_check=False, **whole))
 
     def backward(self, x):
         """One step's gradients; a pipeline's stages send each other what they need."""

@@ -1,7 +1,7 @@
 """Benchmark programs run their quick forms: rows and gates are written, and the gates on what is computed pass.
 
-`convergence fsdp` and `ddp` run with the examples. Left out: what needs a text or weights that are no package's (`pretrained`,
-`seed_replay_smollm2`, `stable_rank`, `convergence split_learning`), and what takes minutes by waiting (`tcp_links`).
+Left out: what needs a text or weights that are no package's (`pretrained`, `seed_replay_smollm2`, `stable_rank`,
+`convergence split_learning`), and what takes minutes by waiting (`tcp_links`).
 """
 
 import json
@@ -32,7 +32,9 @@ CURVES = [
 CONVERGENCE = {
     "aq": ([], 8),
     "aq_replicas": (["--seconds", "seconds.png"], 2),
+    "ddp": ([], 9),
     "diloco": ([], 7),
+    "fsdp": ([], 5),
     "fsdp_tables": (["--data", "text.txt"], 3),
     "fsdp_variants": (["--data", "text.txt"], 2),
     "seed_replay": ([], 7),
@@ -68,6 +70,7 @@ def test_convergence(tmp_path, method):
     options, gates = CONVERGENCE[method]
     content, _ = run(tmp_path, "convergence", method.partition(" ")[0], "--plot", "plot.png", *options)
     assert len(content["gates"]) == gates and all(gate["pass"] for gate in content["gates"])
+    assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
     for curve in content["curves"]:
         assert len({len(curve[key]) for key in ("step", "bytes", "seconds", "loss")}) == 1
     pictures = {"plot.png", *(word for word in options if word.endswith(".png"))}

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 N = 1000
 
 
@@ -80,26 +82,6 @@ def test_a_future_outlives_its_work(pair):
     pair(_future_outlives_its_work)
 
 
-def _batch(r):
-    """The future of several ops is of their tensors."""
-    r.init("lowcomm", timeout_s=20)
-    peer = 1 - r.rank
-    got = torch.zeros(N)
-    ops = [dist.P2POp(dist.isend, torch.full((N,), 1.0 + r.rank), peer), dist.P2POp(dist.irecv, got, peer)]
-    works = dist.batch_isend_irecv(ops)
-    tensors = works[-1].get_future().wait()
-    assert all(isinstance(t, torch.Tensor) for t in tensors)
-    assert any(t.data_ptr() == got.data_ptr() for t in tensors)
-    assert torch.equal(got, torch.full((N,), 1.0 + peer))
-    for work in works:
-        work.wait()
-        assert work.exception() is None
-
-
-def test_the_future_of_a_batch_is_of_tensors(pair):
-    pair(_batch)
-
-
 def _polled(r):
     """The stand-in for a non-contiguous tensor is copied back before the Work calls itself complete."""
     r.init("lowcomm", timeout_s=20)
@@ -123,41 +105,10 @@ def test_completion_means_the_result_is_there(pair, quad):
     quad(_polled)
 
 
-def _open_block(r):
-    """An exception inside a coalescing block, which torch then never ends."""
-    r.init("lowcomm", timeout_s=20)
-    peer = 1 - r.rank
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    lost = torch.zeros(3)
-    backend._start_coalescing()
-    backend.recv([lost], peer, 7)  # and here something raises
-
-    # Plain sends and receives go on, as do later blocks.
-    got = torch.zeros(N)
-    if r.rank == 0:
-        dist.send(torch.ones(N), peer)
-        dist.recv(got, peer)
-    else:
-        dist.recv(got, peer)
-        dist.send(torch.ones(N), peer)
-    assert torch.equal(got, torch.ones(N))
-    for value in (2.0, 3.0):
-        ops = [dist.P2POp(dist.irecv, got, peer), dist.P2POp(dist.isend, torch.full((N,), value), peer)]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        assert torch.equal(got, torch.full((N,), value))
-    assert torch.equal(lost, torch.zeros(3))
-
-
-def test_an_exception_in_a_coalescing_block_costs_that_block_alone(pair):
-    pair(_open_block)
-
-
 def _scope_of_a_generator(r):
     """`lc.exact()` held by a generator that another thread closes: neither thread keeps it, nor loses its own."""
     import threading
 
-    import torch_lowcomm as lc
     from torch_lowcomm import _C
 
     def held():

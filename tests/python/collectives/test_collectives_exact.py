@@ -13,6 +13,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fcol
 from collective_cases import Case, attempt, bits, values
 
+import torch_lowcomm as lc
+
 SUM, AVG, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 PRODUCT, BAND, BOR, BXOR = dist.ReduceOp.PRODUCT, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
 OWN = ("all_gather", "reduce_scatter")  # lowcomm's own exchange
@@ -22,8 +24,6 @@ REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
 
 def _groups(r, transport="gloo"):
     """lowcomm as the world, gloo next to it."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536, transport=transport))
     return dist.group.WORLD, dist.new_group(backend="gloo")
 

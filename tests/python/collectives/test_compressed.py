@@ -6,11 +6,12 @@ import zlib
 
 import collective_cases as cases
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import Case, bits
-from compressed_by_hand import check_gathered, differs, gathered_by_hand, last_step, options, scattered_by_hand
+from compressed_by_hand import differs, gathered_by_hand, last_step, options, scattered_by_hand
+
+import torch_lowcomm as lc
 
 SPECS = ("minmax8:bucket=1024", "minmax4:bucket=64", "qsgd8:bucket=512", "qsgd2:bucket=128")
 OTHERS = ("bf16", "topk:keep=0.3,values=qsgd8", "qsgd4:bucket=tensor")
@@ -41,8 +42,6 @@ def _counts(collective, n):
 
 
 def _gathers(r, spec):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"all_gather={spec}"))
     codec = lc.codec(spec)
     wrong, crc = [], 0
@@ -78,8 +77,6 @@ def test_every_all_gather_gives_the_codecs_bits(pair, quad, spec):
 
 
 def _scatters(r, spec):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"reduce_scatter={spec}"))
     codec = lc.codec(spec)
     wrong = []
@@ -113,36 +110,8 @@ def test_every_reduce_scatter_is_the_sum_in_rank_order(pair, quad, spec):
         quad(_scatters, spec, timeout=120)
 
 
-def _premultiplied(r, spec):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm", pg_options=options(f"reduce_scatter={spec}"))
-    codec = lc.codec(spec)
-    for factor, n in itertools.product((0.5, 1 / 3), (1, 1025, 70_001)):
-        op = dist._make_nccl_premul_sum(factor)
-        case = Case(dist.group.WORLD, r.rank, r.size, n=n, op=op)
-        for collective in (cases.reduce_scatter, cases.reduce_scatter_tensor):
-            got = collective(case)[0]
-
-            def slices(q, collective=collective, case=case, n=n):
-                if collective is cases.reduce_scatter:
-                    return case.x(r.rank, rank=q), r.rank
-                return case.x(0, n * r.size, rank=q)[n * r.rank : n * (r.rank + 1)], r.rank
-
-            factor32 = torch.tensor(factor, dtype=torch.float32)
-            want = scattered_by_hand(codec, case, slices, last_step(), factor=factor32)
-            assert not (wrong := differs(f"{collective.__name__} n={n} factor {factor}", got, want)), wrong
-
-
-def test_premul_sum_multiplies_before_the_encoding(pair, quad):
-    pair(_premultiplied, "minmax8:bucket=1024")
-    quad(_premultiplied, "qsgd8:bucket=512")
-
-
 def _in_flight(r):
     """Compressed and exact ops of both kinds in flight together, waited for in reverse."""
-    import torch_lowcomm as lc
-
     spec = "qsgd8:bucket=512"
     r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
     codec = lc.codec(spec)
@@ -165,23 +134,3 @@ def _in_flight(r):
 def test_many_in_flight(pair, quad):
     pair(_in_flight)
     quad(_in_flight)
-
-
-def _detail(r):
-    import torch_lowcomm as lc
-
-    spec = "minmax8:bucket=256"
-    r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
-    codec = lc.codec(spec)
-    check_gathered(r, torch.randn(5000), "coded", codec)
-    case = Case(dist.group.WORLD, r.rank, r.size, n=5000)
-    mine = slice(5000 * r.rank, 5000 * (r.rank + 1))
-    want = scattered_by_hand(codec, case, lambda q: (case.x(0, 5000 * r.size, rank=q)[mine], r.rank), 0)
-    assert not (wrong := differs("reduce_scatter", cases.reduce_scatter_tensor(case)[0], want)), wrong
-    lc.set_policy(None, "")
-    check_gathered(r, torch.randn(5000), "exact")
-    assert dist.group.WORLD.group_name in lc.stats()
-
-
-def test_under_debug_detail():
-    ranks.run_ranks(_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})

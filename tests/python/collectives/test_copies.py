@@ -6,6 +6,8 @@ import torch.distributed as dist
 from collective_cases import bits, values
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "p2p")
 N = 6
 
@@ -37,8 +39,6 @@ def _outputs(r):
 
 def _overlap(r):
     """One rank's mistake, before it takes part: the op then goes as if nothing had been."""
-    import torch_lowcomm as lc
-
     policy = "; ".join(f"{op}=minmax8:bucket=64" for op in OPS)
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     for name, op in _outputs(r).items():
@@ -59,8 +59,6 @@ def test_an_output_that_overlaps_itself_is_refused(pair, quad):
 
 def _failing_copy(r):
     """A copy out that fails is the affair of its rank and its op alone: the exchange was complete."""
-    import torch_lowcomm as lc
-
     policy = "; ".join(f"{op}=minmax8:bucket=64" for op in OPS)
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     for name, op in _outputs(r).items():
@@ -83,8 +81,6 @@ def test_a_copy_that_fails_ends_its_op_alone(pair):
 
 def _in_order(r):
     """Ops that are issued before the first is done see each other's results, however the tensor lies in memory."""
-    import torch_lowcomm as lc
-
     policy = "; ".join(f"{op}=sym8:bucket=64" for op in OPS)
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
     whole = values(torch.float32, 600 * 700, r.rank).view(600, 700)

@@ -39,6 +39,8 @@ def _exceptions(run):
 def test_distributed_suite(run, least, tmp_path):
     gloo = _verdicts((HERE / "distributed_suite_gloo.txt").read_text())
     allowed, names = _exceptions(run), []
+    if torch.__version__.startswith(LISTED_FOR):  # what gloo skips costs as many processes as what it passes
+        names = [name for name, verdict in gloo.items() if verdict == "pass"]
     if run == "as_gloo":
         names = sorted(_exceptions("lowcomm"))
         gloo = {name: gloo[name] for name in names}

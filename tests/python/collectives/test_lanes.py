@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 CODEC = "sym4:bucket=1024"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather")
 POLICY = "; ".join(f"{op}={CODEC}" for op in OPS)
@@ -17,14 +19,10 @@ NEVER_S = 120  # far beyond what a test may take: a rank that waits for another 
 
 
 def _init(r, policy=POLICY):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy=policy, min_bytes=MIN_BYTES))
 
 
 def _backend():
-    import torch_lowcomm as lc
-
     return lc.groups.backend_of()
 
 
@@ -61,8 +59,6 @@ def _values(op, cause, size):
 
 
 def _differs(r, op, cause):
-    import torch_lowcomm as lc
-
     _init(r)
     odd = r.rank == r.size - 1
     dtypes = {"dtype": torch.int32, "wide dtype": torch.float64, "bool": torch.bool}
@@ -110,8 +106,6 @@ def test_a_difference_among_four(quad, op):
 
 def _only_gloo_serves(r):
     """Sparse tensors and lists of tensors: gloo's meaning, counted as exact; a rank that means something else is named."""
-    import torch_lowcomm as lc
-
     _init(r)
     sparse = torch.eye(4).to_sparse()
     dist.all_reduce(sparse)
@@ -183,59 +177,12 @@ def test_what_only_gloo_can_serve_keeps_no_caller_waiting(pair, quad):
     quad(_only_gloo_serves_later, timeout=60)
 
 
-def _exact_forms(r):
-    """The exact forms of ops that the policy names give gloo's results, in every dtype."""
-    _init(r)
-    everyone = [torch.arange(10) + q for q in range(r.size)]
-    for dtype in (torch.int64, torch.float64, torch.uint8, torch.float32):
-        x = everyone[r.rank].to(dtype)
-        total = x.clone()
-        dist.all_reduce(total)
-        assert torch.equal(total, sum(e.to(dtype) for e in everyone)), dtype
-        most = x.clone()
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        assert torch.equal(most, everyone[-1].to(dtype)), dtype
-    # A flag, asked for before a message that the others wait for: nobody waits for the op at its issue.
-    flag = torch.tensor([r.rank == 1, False])
-    if r.rank == 0:
-        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
-        for peer in range(1, r.size):
-            dist.send(torch.ones(3), peer)
-        work.wait()
-    else:
-        dist.recv(torch.zeros(3), 0)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    assert flag.tolist() == [True, False]
-    for dtype in (torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool):
-        x = everyone[r.rank].to(dtype)
-        y = x.clone()
-        dist.broadcast(y, r.size - 1)
-        assert torch.equal(y.view(torch.uint8), everyone[-1].to(dtype).view(torch.uint8)), dtype
-        out = [torch.empty_like(x) for _ in range(r.size)] if r.rank == 0 else None
-        dist.gather(x, out, dst=0)
-        for got, e in zip(out or [], everyone, strict=False):
-            assert torch.equal(got.view(torch.uint8), e.to(dtype).view(torch.uint8)), dtype
-        parts = [torch.empty_like(x) for _ in range(r.size)]
-        dist.all_to_all(parts, [x + 0 if dtype.is_complex else x for _ in range(r.size)])
-        for got, e in zip(parts, everyone, strict=True):
-            assert torch.equal(got.view(torch.uint8), e.to(dtype).view(torch.uint8)), dtype
-    objects = [None] * r.size
-    dist.all_gather_object(objects, {"rank": r.rank})
-    assert objects == [{"rank": q} for q in range(r.size)]
-
-
-def test_exact_forms_of_named_ops(pair, trio):
-    pair(_exact_forms, timeout=60)
-    trio(_exact_forms, timeout=60)
-
-
 def _shapes_that_differ(r):
     """c10d does not compare shapes: a broadcast of one view into another one is a legal program."""
     _init(r)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     y = x.clone().view(-1) if r.rank == 0 else torch.zeros(64, 64)
     dist.broadcast(y, 0)
-    import torch_lowcomm as lc
 
     assert torch.equal(y.view(-1), lc.codec(CODEC).roundtrip(x.view(-1)))
     for op in ("all_reduce", "broadcast", "gather", "all_to_all"):
@@ -247,25 +194,6 @@ def test_shapes_that_differ(pair):
     pair(_shapes_that_differ)
 
 
-def _a_message_that_differs(r, odd):
-    """Both ranks name both forms, and the group goes on."""
-    import torch_lowcomm as lc
-
-    _init(r, f"p2p={CODEC}")
-    forms = ["none" if rank == odd else "sym4:bucket=1024" for rank in (0, 1)]
-    said = f"codec differs: rank 0 has '{forms[0]}', rank 1 has '{forms[1]}'"
-    with lc.exact() if r.rank == odd else contextlib.nullcontext():
-        with pytest.raises(dist.DistBackendError, match=re.escape(said)):
-            dist.send(torch.ones(N), 1) if r.rank == 0 else dist.recv(torch.ones(N), 0)
-    dist.all_gather_into_tensor(torch.empty(r.size), torch.ones(1))
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("odd", [0, 1])
-def test_a_message_coded_at_one_end_only(pair, odd):
-    pair(_a_message_that_differs, odd, timeout=30)
-
-
 def _mistakes_leave_the_numbers(r):
     """A caller's mistake on one rank takes no number: the ranks stay in step."""
     _init(r, "all_gather=sym8:axis=channel; reduce_scatter=sym8:axis=channel")
@@ -274,7 +202,6 @@ def _mistakes_leave_the_numbers(r):
     outs = [torch.empty(s) for s in shapes]
     mine = torch.randn(shapes[r.rank])
     dist.all_gather(outs, mine)
-    import torch_lowcomm as lc
 
     assert torch.equal(outs[r.rank], lc.codec("sym8:axis=channel").roundtrip(mine))
     if r.rank == 0:

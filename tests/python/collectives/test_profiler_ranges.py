@@ -1,6 +1,5 @@
 """The ranges of lowcomm's own ops in torch.profiler: ranges from the thread that ran them, and none that lie."""
 
-import threading
 import time
 
 import pytest
@@ -9,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+import torch_lowcomm as lc
+
 N = 1 << 20
 POLICY = "all_gather=minmax8; reduce_scatter=qsgd8; all_reduce=sym4; p2p=sym4"
 PARTS = ("encode", "wait", "decode")
 
 
 def _init(r):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(policy=POLICY, min_bytes=0))
 
 
@@ -99,37 +98,6 @@ def _table_and_trace(r):
 
 def test_table_and_trace(pair):
     pair(_table_and_trace)
-
-
-def _only_what_is_profiled(r):
-    """An op from outside the profiled stretch, or from a thread that nobody profiles, is not in it."""
-    _init(r)
-    work = dist.all_gather_into_tensor(torch.empty(N * r.size), torch.ones(N), async_op=True)
-    with profile(activities=[ProfilerActivity.CPU]) as prof:
-        work.wait()
-        thread = threading.Thread(target=OPS["reduce_scatter"], args=(r,))
-        thread.start()
-        thread.join()
-    assert not _ranges(prof, "all_gather")
-    assert not _ranges(prof, "reduce_scatter")
-
-
-def test_only_what_is_profiled(pair):
-    pair(_only_what_is_profiled)
-
-
-def _profilers_in_turn(r):
-    """The way in which an op's ranges are told leaves nothing behind: the program's own ops stand once in every profile."""
-    _init(r)
-    for _ in range(4):
-        with profile(activities=[ProfilerActivity.CPU]) as prof:
-            OPS["all_gather"](r)
-        assert [e.name for e in prof.events()].count("aten::ones") == 1
-        assert len(_ranges(prof, "all_gather")[""]) == 1
-
-
-def test_profilers_in_turn(pair):
-    pair(_profilers_in_turn)
 
 
 def _outlived(r):

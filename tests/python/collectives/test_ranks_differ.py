@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from group_check import check_group
 
+import torch_lowcomm as lc
+
 
 def _differ_at_creation(r, field):
-    import torch_lowcomm as lc
-
     odd = r.rank == r.size - 1
     values = {
         "policy": ("all_gather=minmax8:bucket=1024", "all_gather=minmax4:bucket=1024"),
@@ -21,6 +21,7 @@ def _differ_at_creation(r, field):
         "seed": (1, 2),
         "chunk_bytes": (65536, 131072),
         "nccl": (None, False),
+        "connections": (1, 2),
     }[field]
     with pytest.raises(dist.DistBackendError) as failure:
         r.init("lowcomm", timeout_s=20, pg_options=lc.Options(**{field: values[odd]}))
@@ -35,7 +36,7 @@ def _differ_at_creation(r, field):
     check_group(r)
 
 
-@pytest.mark.parametrize("field", ["policy", "min_bytes", "seed", "chunk_bytes", "nccl"])
+@pytest.mark.parametrize("field", ["policy", "min_bytes", "seed", "chunk_bytes", "nccl", "connections"])
 def test_options_that_differ_between_ranks(quad, field):
     quad(_differ_at_creation, field)
 
@@ -102,8 +103,6 @@ def test_another_wire_version(trio):
 
 def _differing_policy_set(r):
     """set_policy on a living group: differing texts are named on every rank, and nothing changes."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
     lc.set_policy(None, "all_gather=minmax8")
     odd = r.rank == r.size - 1
@@ -168,8 +167,6 @@ def _call(kind, what, odd, size):
 
 def _mismatch(r, op, what, policy):
     """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     culprit = r.size - 1
     odd = r.rank == culprit

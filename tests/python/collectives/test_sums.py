@@ -5,15 +5,15 @@ import itertools
 import collective_cases as cases
 import torch
 import torch.distributed as dist
-from collective_cases import Case, attempt, bits
+from collective_cases import Case, bits
+
+import torch_lowcomm as lc
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
 
 def _sums(r, size_of):
     """Floating sums of lowcomm alone, against sums in fp64 of data that every rank can compute."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(chunk_bytes=65536))
     wrong = []
     for dtype, n, op in itertools.product(cases.FLOATS, size_of, (SUM, AVG)):
@@ -52,35 +52,3 @@ def _sums(r, size_of):
 def test_sums_are_close_deterministic_and_equal_on_all_ranks(pair, quad):
     pair(_sums, (3, 4099))
     quad(_sums, (3, 4099, 70_001))
-
-
-def _premul(r):
-    """gloo refuses PREMUL_SUM (FSDP2's gradient divide factor); every reducing op of ours takes it."""
-    r.init("lowcomm")
-    wrong = []
-    for factor, dtype, n in itertools.product((0.25, 1 / 3), cases.FLOATS, (0, 1, 2000)):
-        u = cases.UNIT[dtype]
-        for collective in (cases.all_reduce, cases.reduce, cases.reduce_scatter, cases.reduce_scatter_tensor):
-            case = Case(dist.group.WORLD, r.rank, r.size, dtype=dtype, n=n, op=dist._make_nccl_premul_sum(factor))
-            got = attempt(collective, case)
-            if isinstance(got, Exception):
-                wrong.append(f"{collective.__name__} {dtype} n={n}: {type(got).__name__}: {got}")
-                continue
-            slots = {cases.reduce_scatter: (r.rank, n), cases.reduce_scatter_tensor: (0, n * r.size)}
-            slot, count = slots.get(collective, (0, n))
-            inputs = torch.stack([case.x(slot, count, rank=q) for q in range(r.size)]).double()
-            if collective is cases.reduce_scatter_tensor:
-                inputs = inputs[:, n * r.rank : n * (r.rank + 1)]
-            for t in got:
-                error = (t.double() - factor * inputs.sum(0)).abs()
-                bound = (r.size + 1) * u * factor * inputs.abs().sum(0) + torch.finfo(dtype).tiny
-                if not (error <= bound).all():
-                    wrong.append(
-                        f"{collective.__name__} {dtype} n={n} factor {factor}: {(error / bound).max()} of the bound"
-                    )
-    assert not wrong, "\n".join(wrong)
-
-
-def test_premul_sum(pair, quad):
-    pair(_premul)
-    quad(_premul)

@@ -9,6 +9,8 @@ import pytest
 import ranks
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 pytestmark = fake_cuda.needed
 
 DATA_PARALLEL = (
@@ -33,8 +35,6 @@ OTHERS = (
 
 
 def _compare(r, transport, several):
-    import torch_lowcomm as lc
-
     fake_cuda.begin()
     for train in several:
         r.init("lowcomm", pg_options=lc.Options(trainings.POLICY, min_bytes=0, nccl=False, transport=transport))

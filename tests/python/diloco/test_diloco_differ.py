@@ -2,7 +2,6 @@
 
 import diloco_model
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -110,20 +109,3 @@ def _drifts(r):
 def test_outer_parameters_that_differ_are_found(pair):
     for text in pair(_drifts):
         assert all(part in text for part in ("outer parameters' checksum differs", "rank 0", "rank 1")), text
-
-
-def _another_length(r):
-    """One rank ends its loop an outer step earlier: the others are told when it has gone, not after the time-out."""
-    r.init(timeout_s=NEVER_S)
-    model, optimizer = diloco_model.fresh(mode="sync")
-    diloco_model.train(model, optimizer, r.rank, range(4))
-    if r.rank == 1:
-        return ""
-    with pytest.raises(dist.DistBackendError) as caught:
-        diloco_model.train(model, optimizer, r.rank, range(4, 8))
-    return str(caught.value)
-
-
-def test_a_rank_that_ends_early_is_named():
-    first, _ = ranks.run_ranks(_another_length, 2)
-    assert "outer_step" in first and "rank 1" in first, first

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
 
+import torch_lowcomm as lc
+
 DEADLINE_S = 90
 
 
@@ -40,45 +42,6 @@ def test_goes_on_without_a_killed_machine(store, mode):
     (first, steps), (second, others) = results[0], results[1]
     assert steps == others
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _late(r, port):
-    """A machine comes when two are at it, with another model of the same shapes: it takes theirs."""
-    if r.rank == 2:
-        r.hear("begun")
-    members = join(port, f"machine{r.rank}", lost_after_s=10.0)
-    trained = TrainingResult(members, r.rank, mode="continue")
-    if r.rank == 2:
-        taken = trained.opt.report["outer_steps"]
-        assert taken > 0
-        trained.steps(30, pause_s=0.02)
-    else:
-        before = trained.steps(8)
-        if r.rank == 0:
-            r.say("begun")
-        deadline = time.monotonic() + DEADLINE_S / 2
-        while trained.opt.report["participating"] < 3:
-            assert time.monotonic() < deadline, "nobody came"
-            after = trained.steps(1, pause_s=0.02)
-        assert after < 1.2 * before
-        trained.steps(30, pause_s=0.02)
-        assert trained.lost == [], trained.lost
-    deadline = time.monotonic() + DEADLINE_S / 2
-    while trained.opt.report["alive"] < 3:  # a machine looks for new ones every lost_after_s / 5
-        assert time.monotonic() < deadline, members.alive()
-        time.sleep(0.05)
-    assert trained.opt.report["participating"] == trained.opt.report["alive"] == 3
-    outer = trained.outer()
-    members.leave()
-    return trained.opt.report["outer_steps"], outer
-
-
-@pytest.mark.later
-def test_lets_a_late_machine_in(store):
-    results = ranks.run_ranks(_late, 3, store.port, timeout=DEADLINE_S)
-    assert len({steps for steps, _ in results}) == 1
-    for _, outer in results:
-        assert all(torch.equal(a, b) for a, b in zip(outer, results[0][1], strict=True))
 
 
 def _stopped(r, port):
@@ -229,8 +192,6 @@ def test_names_the_loss_of_the_store():
     ],
 )
 def test_refuses(store, arguments, error, says):
-    import torch_lowcomm as lc
-
     given = {"store": store, "machine_id": "a"} | arguments
     with pytest.raises(error, match=says):
         lc.Membership(given.pop("store"), given.pop("machine_id"), **given)

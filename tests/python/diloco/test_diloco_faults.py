@@ -2,7 +2,6 @@
 
 import os
 import signal
-from datetime import timedelta
 
 import ddp_model
 import diloco_model
@@ -133,28 +132,3 @@ def test_survivors_of_a_killed_rank_are_told(mode):
     for said, outer in survivors:
         assert "outer_step" in said and "rank 2" in said, said
         assert not diloco_model.differing(outer, survivors[0][1])
-
-
-def _stops(r, timeout_s):
-    """The last rank is stopped: nothing tells that it is gone but the time-out."""
-    r.init()
-    model, optimizer = diloco_model.fresh(mode="sync", codec="sym4:bucket=64")
-    diloco_model.train(model, optimizer, r.rank, range(2 * EVERY + 1))
-    before = _state(optimizer)
-    dist.barrier()
-    for group in (dist.group.WORLD, *optimizer._groups.made):  # what came before may take longer
-        group.set_timeout(timedelta(seconds=timeout_s))
-    if r.rank == r.size - 1:
-        r.say("pid", os.getpid())
-        os.kill(os.getpid(), signal.SIGSTOP)
-    with pytest.raises(dist.DistBackendError) as caught:
-        diloco_model.train(model, optimizer, r.rank, range(2 * EVERY + 1, 4 * EVERY))
-    assert not diloco_model.differing(_state(optimizer), before)
-    optimizer.restore()
-    return str(caught.value)
-
-
-@pytest.mark.later
-def test_survivors_of_a_stopped_rank_are_told():
-    for said in ranks.run_ranks(_stops, 3, 3.0, kill_last=(2,))[:2]:
-        assert "outer_step" in said and "rank 2" in said, said

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 import torch_lowcomm as lc
 
@@ -85,33 +84,3 @@ def test_bytes_a_parameter(pair, case):
         assert reported == pytest.approx(expected, rel=0.01), "counted"
         # In mode sync nothing is under way between steps: no average, and memory that it was in may stay.
         assert expected - 0.6 < resident < expected + 1.2, f"resident, {reported} counted"
-
-
-def _shares(r, options):
-    """Two sites of r.size // 2 replicas."""
-    r.init()
-    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "replicas"))
-    parameters = [torch.nn.Parameter(torch.ones(512, 512)) for _ in range(4)]
-    loop = lc.DiLoCoX(torch.optim.SGD(parameters, lr=0.1), 1, mesh=mesh, **options)
-    _steps(parameters, loop, 3)
-    _wait_for_messages()
-    memory = loop.report["memory"]
-    loop.finish()
-    return memory
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"codec": "sym4:bucket=128"},
-        {"codec": "sym4:bucket=128", "residual_dtype": "int8", "mode": "restart", "fragment_update_alpha": 0.5},
-        {"codec": "sym8:bucket=128", "rank": 16},
-    ],
-    ids=["continue", "restart", "factors"],
-)
-def test_replicas_divide_the_bytes(pair, quad, options):
-    alone = pair(_shares, options)[0]
-    assert alone["outer"] > 0 and alone["residual"] > 0 and alone["average"] > 0
-    for memory in quad(_shares, options):
-        for name, whole in alone.items():
-            assert memory[name] == pytest.approx(whole / 2, rel=0.03), name

@@ -144,17 +144,6 @@ def test_arguments_that_will_not_do(pair):
     pair(_arguments)
 
 
-def _on_gloo(r):
-    r.init("gloo")
-    model = ddp_model.Net()
-    with pytest.raises(ValueError, match="expected a group of backend lowcomm, got .* of 'gloo'"):
-        lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
-
-
-def test_a_group_of_gloo_is_refused(pair):
-    pair(_on_gloo)
-
-
 def test_without_a_group():
     model = nn.Linear(3, 3)
     with pytest.raises(ValueError, match="call init_process_group"):

@@ -6,6 +6,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from kept_log import kept_log
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -128,18 +129,15 @@ def test_replicas_that_differ_are_refused_on_all_ranks(quad, how):
 def _unnamed(r, how):
     """The warnings that this rank logs."""
     r.init()
-    texts = []
-    kept = logging.Handler(logging.WARNING)
-    kept.emit = lambda record: texts.append(record.getMessage())
-    logging.getLogger("torch_lowcomm").addHandler(kept)
     mesh = _sites("stages" if how == "stages" else "replicas" if how == "replicas" else "dp")
     torch.manual_seed(r.rank % 2 if how == "stages" else 0)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8))
     arguments = {"mesh": mesh}
     if how == "cluster":
         arguments = {"group": mesh.get_group("sites"), "cluster": mesh.get_group("dp")}
-    optimizer = lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 1, model=model, mode="sync", **arguments)
-    logging.getLogger("torch_lowcomm").removeHandler(kept)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with kept_log(logging.WARNING) as texts:
+        optimizer = lc.DiLoCoX(inner, 1, model=model, mode="sync", **arguments)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

@@ -52,16 +52,15 @@ def _fault(r, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [(how, number) for how in ("fsdp2", "pipeline") for number in (signal.SIGKILL, signal.SIGSTOP)],
-    ids=["fsdp2 killed", "fsdp2 stopped", "pipeline killed", "pipeline stopped"],
-)
-@pytest.mark.parametrize(
-    "op",
-    ["outer_step", "DiLoCoX: leaving the group", "DiLoCoX state"],
+    ("op", "how", "number"),
+    [
+        ("outer_step", "pipeline", signal.SIGKILL),
+        ("DiLoCoX: leaving the group", "fsdp2", signal.SIGKILL),
+        ("DiLoCoX state", "fsdp2", signal.SIGSTOP),
+    ],
     ids=["the last average", "leaving", "saving"],
 )
-def test_the_others_end_without_a_site_that_is_lost(store, how, op, number):
+def test_the_others_end_without_a_site_that_is_lost(store, op, how, number):
     gone = dict.fromkeys((4, 5), -signal.SIGKILL)
     found = ranks.run_ranks(_loses_the_last, 6, store.port, how, op, number, timeout=DEADLINE_S, allow_exit=gone)
     for place in range(2):

@@ -68,6 +68,27 @@ def test_sites_train_on_after_a_state_that_one_replica_could_not_save(quad):
         assert not diloco_model.differing(parameters, found[0][2])
 
 
+def _is_spoilt(r):
+    """A NaN in the gradient of one replica only, after its gradients were averaged: every rank of both sites drops the step."""
+    r.init(timeout_s=TIMEOUT_S)
+    site, model, optimizer = _by_hand(r, codec="sym4:bucket=64", mode="sync")
+    _train(model, optimizer, site, range(EVERY - 1))
+    with pytest.raises(ValueError, match="(?s)dropped.*finite|finite.*dropped"):
+        _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
+    optimizer.restore()
+    optimizer.zero_grad()
+    _train(model, optimizer, site, range(EVERY, 2 * EVERY))
+    optimizer.finish()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_what_one_rank_of_a_site_spoils_every_rank_drops(quad):
+    found = quad(_is_spoilt)
+    for parameters in found:
+        assert all(p.isfinite().all() for p in parameters)
+        assert not diloco_model.differing(parameters, found[0])
+
+
 def _buffers_of_replicas(r):
     """Each replica has running means and variances of its own."""
     r.init(timeout_s=TIMEOUT_S)

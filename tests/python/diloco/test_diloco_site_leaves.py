@@ -9,10 +9,10 @@ import torch.distributed as dist
 from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of, wake
 
 
-def _leaves(r, port, how, mode):
+def _leaves(r, port):
     """Both ranks of the third site leave; their last sign of life would count for longer than the test may take."""
     site = site_of(r.rank)
-    trained = SiteRank(r, port, site, how, mode=mode, timeout_s=2 * DEADLINE_S)
+    trained = SiteRank(r, port, site, "fsdp2", mode="continue", timeout_s=2 * DEADLINE_S)
     trained.steps_until(3)
     if site[2] == 0:
         trained.members._beat._lost_after_s = 2 * DEADLINE_S
@@ -31,12 +31,11 @@ def _leaves(r, port, how, mode):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(("how", "mode"), [("fsdp2", "continue"), ("ddp", "sync")])
-def test_the_others_do_not_wait_for_a_site_that_left(store, how, mode):
-    expect_equal(ranks.run_ranks(_leaves, 6, store.port, how, mode, timeout=DEADLINE_S / 3)[:4])
+def test_the_others_do_not_wait_for_a_site_that_left(store):
+    expect_equal(ranks.run_ranks(_leaves, 6, store.port, timeout=DEADLINE_S / 3)[:4])
 
 
-def _stopped(r, port, place, op):
+def _stopped(r, port):
     """One rank of the third site is stopped until the others have gone on without its site, and wakes up in time."""
     site = site_of(r.rank)
     # The others give the stopped rank up after 10 s, and its site 2 s later; the other rank of the site waits for it for 20 s.
@@ -45,9 +44,9 @@ def _stopped(r, port, place, op):
     trained.steps_until(3)
     trained.steps_together(6)
     if site[0] == "c":
-        if site[2] == place:
+        if site[2] == 1:
             r.say("pid", os.getpid())
-            at(op, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+            at("DiLoCoX: spread a site's parameters", lambda: os.kill(os.getpid(), signal.SIGSTOP))
         while not trained.lost:
             trained.steps(1)
     else:
@@ -61,12 +60,11 @@ def _stopped(r, port, place, op):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "op"), [(0, "outer_step"), (1, "DiLoCoX: spread a site's parameters")])
-def test_a_site_comes_back_of_which_one_rank_was_stopped(store, place, op):
-    expect_equal(ranks.run_ranks(_stopped, 6, store.port, place, op, timeout=DEADLINE_S))
+def test_a_site_comes_back_of_which_one_rank_was_stopped(store):
+    expect_equal(ranks.run_ranks(_stopped, 6, store.port, timeout=DEADLINE_S))
 
 
-def _given_up(r, port, place):
+def _given_up(r, port):
     """A rank of the second site is stopped until the other one has given it up; both end, and their launcher starts others."""
     site, again = site_of(r.rank), r.rank >= 4
     if again:
@@ -78,15 +76,15 @@ def _given_up(r, port, place):
         trained.steps_together(6)
     if site[0] == "b" and not again:
         with pytest.raises(dist.DistBackendError):
-            if site[2] == place:
+            if site[2] == 0:
                 r.say("pid", os.getpid())
                 os.kill(os.getpid(), signal.SIGSTOP)
             while True:
                 trained.steps(1)
         r.say(f"told{r.rank}")
-        if site[2] != place:
+        if site[2] == 1:
             wake(int(r.hear("pid")))
-            r.hear(f"told{2 + place}")
+            r.hear("told2")
         die()
     if not again:
         trained.steps_until(1)
@@ -100,8 +98,7 @@ def _given_up(r, port, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(store, place):
+def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(store):
     gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
-    ended = ranks.run_ranks(_given_up, 6, store.port, place, timeout=DEADLINE_S, allow_exit=gone)
+    ended = ranks.run_ranks(_given_up, 6, store.port, timeout=DEADLINE_S, allow_exit=gone)
     expect_equal(ended[:2] + ended[4:])

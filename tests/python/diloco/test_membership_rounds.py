@@ -23,25 +23,6 @@ def rounds(store):
     return rounds_at(store)
 
 
-def _entered_twice(r, port):
-    """A machine gives up waiting and comes again; its first place is nobody's."""
-    members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3 if r.rank == 0 else 20))
-    if r.rank == 0:
-        with pytest.raises(TimeoutError):
-            members.form()
-        r.say("given up")
-        formed = members.form()
-    else:
-        r.hear("given up")
-        formed = members.form()
-    assert sorted(formed.machines) == ["machine0", "machine1"]
-    members.leave()
-
-
-def test_lets_a_machine_enter_twice(store):
-    ranks.run_ranks(_entered_twice, 2, store.port, timeout=DEADLINE_S)
-
-
 def _uncounted(r, port):
     """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
     from torch.distributed import PrefixStore
@@ -229,17 +210,6 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     stopped.stop()
     with pytest.raises(ConnectionError, match="expected machine 'a' to be at the store, it has left"):
         stopped.is_current()
-
-
-def _alone(r, port):
-    members = join(port, "only", timeout=timedelta(seconds=2))
-    with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
-        members.form()
-    members.leave()
-
-
-def test_names_who_is_missing(store):
-    ranks.run_ranks(_alone, 1, store.port, timeout=DEADLINE_S)
 
 
 def _gave_up(r, port):

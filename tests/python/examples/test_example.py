@@ -1,6 +1,5 @@
 """The example and the convergence benchmark at 2 ranks: each once as a user runs it, the rest in cheaper processes."""
 
-import importlib
 import json
 import re
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from example_main import quick_convergence, refusal, run_main
+from example_main import run_example
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
@@ -43,8 +42,7 @@ def test_example_trains_and_reports(tmp_path):
 
 def train(directory, *arguments):
     """Runs the example in fresh ranks and returns its output and its runs by name."""
-    outputs = []
-    ranks.run_ranks(run_main, 2, "train_fsdp", str(directory), arguments, timeout=120, outputs=outputs)
+    outputs, _ = run_example("train_fsdp", directory, *arguments)
     return outputs[0], runs_in(directory / "run.json")
 
 
@@ -62,54 +60,8 @@ def test_example_resumes_as_if_never_interrupted(tmp_path):
         assert second[name]["perplexity"] == run_["perplexity"], name
 
 
-REFUSALS = [
-    (["--steps", "0"], "--steps expects a positive number, got 0"),
-    (["--weights", "zip9"], "zip9"),
-    (["--gradients", "qsgd9"], "qsgd9"),
-    (["--data", "nowhere"], "--data expects a file or a directory, got nowhere"),
-    (["--data", "short.txt"], "--data expects at least 1300 bytes of text, got 5"),
-    (["--resume"], "--resume expects --checkpoint DIR"),
-    (["--resume", "--checkpoint", "nowhere"], "--resume expects a checkpoint in nowhere/exact, got none"),
-    (["--backend", "gloo"], "--backend gloo expects --only exact"),
-    (["--device", "cuda"], "--device cuda expects a GPU, got none"),
-    ([], "expected to be started by torchrun"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "expected"), REFUSALS)
-def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
-    (tmp_path / "short.txt").write_text("short")
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal("train_fsdp", arguments, monkeypatch, capsys)
-
-
-@pytest.mark.later
-def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
-    status, out, err = ranks.run_command([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
-    assert status == 1
-    assert out == ""
-    assert err.startswith("train_fsdp.py: expected to be started by torchrun")
-    assert err.count("\n") == 1, err
-
-
 @pytest.mark.slow
 def test_example_refuses_once_for_all_ranks(tmp_path):
     status, _, err = ranks.run_command([*TORCHRUN, *TRAIN, "--steps", "-1"], deadline_s=120, cwd=tmp_path)
     assert status != 0
     assert err.count("--steps expects a positive number, got -1") == 1, err
-
-
-@pytest.mark.slow
-def test_convergence_quick(tmp_path):
-    content = quick_convergence("fsdp", 5, tmp_path)
-    assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
-
-
-def test_convergence_refuses_unknown_method(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", ["benchmarks convergence", "zip"])
-    cli = importlib.import_module("convergence.cli")
-    with pytest.raises(SystemExit) as refusal:
-        cli.main()
-    assert refusal.value.code == 2
-    assert f"expected one of {', '.join(cli.METHODS)}, got 'zip'" in capsys.readouterr().err

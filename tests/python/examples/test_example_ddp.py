@@ -1,22 +1,17 @@
 """examples/train_ddp.py and `python benchmarks convergence ddp` at 2 ranks."""
 
-import json
 from pathlib import Path
 
 import pytest
-import ranks
-from example_main import quick_convergence, refusal, run_main
+from example_main import run_example
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAIN = [str(ROOT / "examples" / "train_ddp.py"), "--batch", "2"]
 
 
 def train(directory, *arguments):
     """Runs the example in fresh ranks and returns its output and its runs by name."""
-    outputs = []
-    ranks.run_ranks(run_main, 2, "train_ddp", str(directory), arguments, timeout=180, outputs=outputs)
-    names = ["exact", "coded", "low rank"]
-    return outputs[0], dict(zip(names, json.loads((directory / "run.json").read_text()), strict=True))
+    outputs, runs = run_example("train_ddp", directory, *arguments)
+    return outputs[0], dict(zip(("exact", "coded", "low rank"), runs, strict=True))
 
 
 @pytest.mark.slow
@@ -35,26 +30,3 @@ def test_example_trains_and_resumes(tmp_path):
     assert sent["exact"] > 7 * sent["coded"] > 50 * sent["low rank"]
     assert "fewer bytes, times" in out
     assert (tmp_path / "runs" / "train_ddp.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--steps", "0"], "--steps expects a positive number, got 0"),
-        (["--rank", "-2"], "--rank expects a positive number, got -2"),
-        (["--codec", "zip9"], "zip9"),
-        (["--projection-codec", "zip8"], "zip8"),
-        (["--resume"], "--resume expects --checkpoint DIR"),
-        (["--resume", "--checkpoint", "nowhere"], "--resume expects nowhere/exact/rank0.pt, found none"),
-        (["--device", "cuda"], "--device cuda expects a GPU, got none"),
-        ([], "expected to be started by torchrun"),
-    ],
-)
-def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal("train_ddp", arguments, monkeypatch, capsys)
-
-
-@pytest.mark.slow
-def test_convergence_quick(tmp_path):
-    quick_convergence("ddp", 9, tmp_path)

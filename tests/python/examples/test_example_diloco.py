@@ -7,8 +7,7 @@ import signal
 import time
 
 import pytest
-import ranks
-from example_main import EXAMPLES, Machines, refusal, run_main
+from example_main import EXAMPLES, Machines, run_example
 
 DEADLINE_S = 150
 
@@ -16,10 +15,7 @@ DEADLINE_S = 150
 @pytest.mark.slow
 def test_example_trains(tmp_path):
     """Next to the exact run: hundreds of times fewer bytes, and the loss falls. The plot is drawn."""
-    outputs = []
-    arguments = ["--steps", "24", "--sync-every", "4"]
-    ranks.run_ranks(run_main, 2, "train_diloco", str(tmp_path), arguments, timeout=180, outputs=outputs)
-    exact, outer = json.loads((tmp_path / "run.json").read_text())
+    outputs, (exact, outer) = run_example("train_diloco", tmp_path, "--steps", "24", "--sync-every", "4")
     assert exact["sent_bytes"][-1] > 4 * 6 * outer["sent_bytes"][-1] > 0
     assert outer["loss"][-1] < outer["loss"][0] - 0.5
     assert outer["machines"] == [2] * 6
@@ -94,20 +90,6 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 
 
 @pytest.mark.slow
-def test_example_trains_two_sites_of_two_ranks(machines, tmp_path):
-    """README's lines: each site a torchrun of its own, which shards the model by FSDP2."""
-    short = ["--batch", "2", "--sync-every", "4", "--steps", "16"]
-    sites = [machines.start(*arguments, *short, launch=LAUNCH) for arguments in _of_readme(machines)]
-    assert len(sites) == 2
-    for process in sites:
-        assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
-    first, second = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
-    assert first["machines"] == second["machines"] == [2] * 4
-    assert first["perplexity"] == second["perplexity"] < 200, "one model at the end"
-    assert first["loss"] != second["loss"], "on data of their own"
-
-
-@pytest.mark.slow
 def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
     """README's `--max-restarts`: the other site goes on alone meanwhile, and the site takes its model and count of steps."""
     first, second = _of_readme(machines)
@@ -134,23 +116,3 @@ def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
 def _children(pid):
     """Numbers of a process's children, in the order of their start."""
     return sorted(int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--steps", "0"], "--steps expects a positive number, got 0"),
-        (["--sync-every", "0"], "--sync-every expects a positive number, got 0"),
-        (["--codec", "zip9"], "zip9"),
-        (["--machine", "a"], "--machine expects --store HOST:PORT"),
-        (["--site", "a"], "--site expects --store HOST:PORT"),
-        (["--store", "h:1", "--site", "a"], "--site expects to be started by torchrun, and no --machine, got no RANK"),
-        (["--store", "here", "--machine", "a"], "--store expects HOST:PORT, got 'here'"),
-        (["--store", "here:1"], "--store expects --machine ID or --site ID with it, got neither"),
-        (["--device", "cuda"], "--device cuda expects a GPU, got none"),
-        ([], "expected to be started by torchrun"),
-    ],
-)
-def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal("train_diloco", arguments, monkeypatch, capsys)

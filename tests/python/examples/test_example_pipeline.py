@@ -1,24 +1,18 @@
 """examples/train_pipeline.py at 2 ranks."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
-import ranks
-from example_main import refusal, run_main
+from example_main import run_example
 
-ROOT = Path(__file__).resolve().parents[3]
 QUICK = ["--samples", "32", "--epochs", "3", "--pretrain", "5", "--batch", "8", "--lr", "1e-3"]
 
 
 @pytest.mark.slow
 def test_example_trains(tmp_path):
     """Both runs learn, coded ones nearly as exact ones, by a sixth of the bytes; the plot is drawn."""
-    outputs = []
-    arguments = [*QUICK, "--cache", str(tmp_path / "slots")]
-    ranks.run_ranks(run_main, 2, "train_pipeline", str(tmp_path), arguments, timeout=180, outputs=outputs)
-    exact, coded = json.loads((tmp_path / "run.json").read_text())
+    cache = ["--cache", str(tmp_path / "slots")]
+    outputs, (exact, coded) = run_example("train_pipeline", tmp_path, *QUICK, *cache)
     for run in (exact, coded):
         assert run["loss"][-1] < run["loss"][0] - 0.1
         assert math.isfinite(run["perplexity"])
@@ -35,28 +29,8 @@ def test_example_trains(tmp_path):
 def test_example_trains_replicas(tmp_path, optimizer):
     """Two replicas of two stages: the coded run sends a fourth of the exact one's bytes or less, averages included."""
     arguments = [*QUICK, "--samples", "64", "--replicas", "2", "--optimizer", optimizer, "--sync-every", "4"]
-    ranks.run_ranks(run_main, 4, "train_pipeline", str(tmp_path), arguments, timeout=240)
-    exact, coded = json.loads((tmp_path / "run.json").read_text())
+    _, (exact, coded) = run_example("train_pipeline", tmp_path, *arguments, size=4, timeout=240)
     for run in (exact, coded):
         assert run["loss"][-1] < run["loss"][0] - 0.1
     assert abs(coded["loss"][-1] - exact["loss"][-1]) < 0.1
     assert exact["sent_bytes"][-1] > (3 if optimizer == "quantized_adam" else 8) * coded["sent_bytes"][-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--epochs", "0", "--batch", "8"], "--epochs expects a positive number, got 0"),
-        (["--batch", "6"], "--batch expects a multiple of --micro-batches, got 6 and 4"),
-        (["--forward", "zip9", "--batch", "8"], "zip9"),
-        (["--batch", "8", "--optimizer", "diloco"], "--optimizer diloco expects --replicas 2 or more, got 1"),
-        (
-            ["--batch", "16", "--samples", "16", "--replicas", "2"],
-            "--samples expects a batch of 16 for each of 2 replicas, got 16",
-        ),
-        (["--batch", "8"], "expected to be started by torchrun"),
-    ],
-)
-def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal("train_pipeline", arguments, monkeypatch, capsys)

@@ -1,12 +1,10 @@
 """examples/split_learning.py: a client's process and a server's."""
 
 import gzip
-import json
 
 import pytest
-import ranks
 import torch
-from example_main import EXAMPLES, refusal, run_main
+from example_main import EXAMPLES, run_example
 
 
 @pytest.fixture
@@ -24,9 +22,7 @@ def test_example_trains(tmp_path, images):
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
     few = ["--images", "240", "--clients", "3", "--concentration", "5", "--rounds", "2", "--batch", "16"]
     arguments = [*few, "--test-images", "500", "--decay", "0.5"]
-    outputs = []
-    ranks.run_ranks(run_main, 2, "split_learning", str(tmp_path), arguments, timeout=180, outputs=outputs)
-    exact, codes, changes = json.loads((tmp_path / "run.json").read_text())
+    outputs, (exact, codes, changes) = run_example("split_learning", tmp_path, *arguments)
     for run, most in (
         (exact, 0.95),
         (codes, 1.0),
@@ -75,19 +71,3 @@ def test_files_are_read_plain_and_packed(tmp_path, images):
         images.load(tmp_path, train=True)
     with pytest.raises(ValueError, match="expects t10k-images-idx3-ubyte or t10k-images-idx3-ubyte.gz"):
         images.load(tmp_path, train=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--rounds", "0"], "--rounds expects a positive number, got 0"),
-        (["--forward", "zip9"], "zip9"),
-        (
-            ["--data", "nowhere"],
-            "expects train-images-idx3-ubyte or train-images-idx3-ubyte.gz in nowhere, got neither",
-        ),
-    ],
-)
-def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal("split_learning", arguments, monkeypatch, capsys)

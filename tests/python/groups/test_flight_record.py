@@ -12,7 +12,7 @@ import ranks
 import torch
 import torch.distributed as dist
 
-from torch_lowcomm.groups import backend_of
+import torch_lowcomm as lc
 
 DEADLINE_S = 60.0  # the harness's
 NEVER_S = 10 * DEADLINE_S  # waiting for it fails the test
@@ -21,8 +21,6 @@ OPS = "ops"
 
 
 def _record(group=None):
-    import torch_lowcomm as lc
-
     (record,) = lc.flight_record(group or dist.group.WORLD).values()
     return record
 
@@ -38,8 +36,6 @@ def _gather(r, n=N):
 
 
 def _of_a_living_group(r):
-    import torch_lowcomm as lc
-
     options = {"min_bytes": 0, "flight_record": 5, "transport": "gloo"}  # which serves the all_reduce
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", **options))
     name = dist.group.WORLD.group_name
@@ -106,7 +102,6 @@ def _until_sent(r):
 
 def _lost(r, op, how, timeout_s, policy):
     """The last rank is killed or stopped in an op that the others are in the middle of; what their errors name says so."""
-    import torch_lowcomm as lc
 
     def issue(n):
         if op == "all_gather":
@@ -171,99 +166,7 @@ def test_after_a_time_out(policy):
     ranks.run_ranks(_lost, 3, "all_gather", "stopped", 2.0, policy, kill_last=[2], timeout=DEADLINE_S)
 
 
-def _lost_message(r):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy="p2p=sym4", min_bytes=0))
-    dist.barrier()
-    if r.rank == 1:
-        r.hear("posted")
-        os.kill(os.getpid(), signal.SIGKILL)
-    work = dist.irecv(torch.empty(N), 1, tag=3)
-    r.say("posted")
-    with pytest.raises(dist.DistBackendError) as failure:
-        work.wait()
-    _, record = _named(str(failure.value))
-    last = record[OPS][-1]
-    assert (last["op"], last["state"]) == ("recv with tag 3", "failed")
-    assert last["wait"]["rank"] == 1
-    assert last["wait"]["frame"] == 0
-    assert last["missing"] == [{"rank": 1, "received": 0, "expected": 3}], last  # three frames of codes
-
-
-def test_after_a_lost_message():
-    ranks.run_ranks(_lost_message, 2, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
-
-
-def _aborted(r):
-    r.init("lowcomm", timeout_s=NEVER_S)
-    _gather(r).wait()
-    if r.rank == 1:
-        r.hear("over")
-        dist.destroy_process_group()
-        return
-    work = _gather(r)
-    while not _record()[OPS][-1]["wait"]:
-        time.sleep(0.001)
-    backend_of().abort()
-    with pytest.raises(dist.DistBackendError) as failure:
-        work.wait()
-    _, record = _named(str(failure.value))
-    assert record["because"] == "aborted by the program of rank 0"
-    last = record[OPS][-1]
-    assert (last["state"], last["wait"]["rank"]) == ("under way", 1), "written before it was broken off"
-    r.say("over")
-
-
-def test_after_an_abort():
-    ranks.run_ranks(_aborted, 2, timeout=DEADLINE_S)
-
-
-def _nowhere_to_write(r):
-    """The error is the same except for saying so."""
-    r.init("lowcomm", timeout_s=NEVER_S)
-    _gather(r).wait()
-    if r.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(dist.DistBackendError, match=r"rank 1.*flight record could not be written to /proc/nowhere/"):
-        for _ in range(3):
-            _gather(r).wait()
-
-
-def test_a_file_that_cannot_be_written_masks_nothing():
-    env = {"LOWCOMM_FLIGHT_DIR": "/proc/nowhere"}
-    ranks.run_ranks(_nowhere_to_write, 2, env=env, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
-
-
-def _own_affair(r):
-    """Ranks need not agree; 0 is no record, and no file."""
-    import torch_lowcomm as lc
-
-    mine = lc.Options(flight_record=0) if r.rank == 0 else None
-    r.init("lowcomm", pg_options=mine)
-    for _ in range(4):
-        _gather(r).wait()
-    assert len(_record()[OPS]) == (0 if r.rank == 0 else 3)
-    backend_of().abort()
-    written = {
-        int(re.search(r"-rank(\d)-", path.name).group(1)) for path in pathlib.Path(r.folder).glob("lowcomm-flight-*")
-    }
-    assert 0 not in written
-    with pytest.raises(dist.DistBackendError) as failure:
-        _gather(r).wait()
-    if r.rank == 0:
-        assert "flight record" not in str(failure.value).split("rank 1 gave")[0]
-    else:
-        assert 1 in written
-
-
-def test_each_ranks_own_affair():
-    ranks.run_ranks(_own_affair, 2, env={"LOWCOMM_FLIGHT_RECORD": "3"})
-
-
 def test_the_option():
-    import torch_lowcomm as lc
-
     assert lc.Options().flight_record is None
     assert lc.Options(flight_record=7).flight_record == 7
     assert "flight_record=7" in repr(lc.Options(flight_record=7))

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 LOST = r"of a lost group; destroy it and make a new one\. First cause: .*expected|of a lost group.*First cause"
 
 
@@ -55,8 +57,6 @@ def test_every_op_of_a_lost_group_names_the_first_cause(pair, quad):
 
 def _abort_in_an_agreement(r):
     """A rank that aborts while its peers agree on a policy: they hear it, long before the progress deadline."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=1000)
     dist.barrier()
     if r.rank == 0:
@@ -80,8 +80,6 @@ def test_an_abort_breaks_an_agreement(pair, quad):
 
 def _time_out_of_an_inner_op(r, how):
     """Gloo's time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
-    import torch_lowcomm as lc
-
     policy = "all_gather=minmax8; broadcast=minmax8"  # all_reduce is gloo's
     options = {"min_bytes": 0, "flight_record": 0, "transport": "gloo"}
     r.init("lowcomm", pg_options=lc.Options(policy=policy, **options))
@@ -123,8 +121,6 @@ def _mistake_in_an_inner_op(r):
     """A call that gloo refuses, and a wait that is over before its op, end nothing."""
     import datetime
 
-    import torch_lowcomm as lc
-
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND)
@@ -150,8 +146,6 @@ def test_a_mistake_in_an_inner_op_leaves_the_group_whole(pair):
 
 def _future_of_an_inner_op(r):
     """The error that a future carries is the one that wait() raises."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(transport="gloo"))
     x = torch.ones(3)
     dist.all_reduce(x)
@@ -172,27 +166,3 @@ def _future_of_an_inner_op(r):
 
 def test_futures_of_inner_ops_carry_the_named_error(pair):
     pair(_future_of_an_inner_op)
-
-
-def _mistake_of_one_rank(r):
-    """A wrong dtype under a layout is found by the rank that has it, before its peers are in the op with it."""
-    import torch_lowcomm as lc
-    from torch_lowcomm import _C
-
-    r.init("lowcomm", timeout_s=20)
-    backend = lc.groups.backend_of()
-    layout = _C.Layout([(0, 64, "minmax8:bucket=64")])
-    backend.agree_layouts([("a layout", layout)])
-    dtype = torch.float64 if r.rank == 1 else torch.float32
-    if r.rank == 1:
-        with pytest.raises(TypeError, match="expected float32, float16 or bfloat16, got Double"):
-            backend.all_gather_layout(
-                torch.empty(64 * r.size, dtype=dtype), torch.ones(64, dtype=dtype), layout, slot=0, step=0
-            )
-    out = torch.empty(64 * r.size)
-    backend.all_gather_layout(out, torch.ones(64), layout, slot=0, step=0).wait()
-    assert torch.equal(out, torch.ones(64 * r.size))
-
-
-def test_a_local_mistake_leaves_the_group_whole(pair):
-    pair(_mistake_of_one_rank)

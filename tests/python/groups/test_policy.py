@@ -1,21 +1,19 @@
 """Policies: an allow list of ops, from the options, the environment or set_policy; exact scopes; the log."""
 
 import contextlib
-import logging
-import threading
 
 import collective_cases as cases
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from compressed_by_hand import SEED, check_gathered, draw_key, last_step, options
+from kept_log import kept_log
+
+import torch_lowcomm as lc
 
 
 def _allow_list(r):
     """These stay exact: small tensors, integers, bool, fp64, other reduce ops, other ops, an exact scope."""
-    import torch_lowcomm as lc
-
     spec = "minmax4:bucket=64"
     policy = f"all_gather={spec}; reduce_scatter={spec}"
     r.init("lowcomm", pg_options=options(policy, min_bytes=4096))
@@ -71,8 +69,6 @@ def _allow_list(r):
 
 def _channels_are_each_tensors(r):
     """axis=channel: the last dimension of each tensor; what has none goes exact and is counted; ranks compare it."""
-    import torch_lowcomm as lc
-
     spec = "sym8:axis=channel"
     r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
     codec = lc.codec(spec)
@@ -115,42 +111,13 @@ def test_channels_under_a_policy(pair):
     pair(_channels_are_each_tensors, timeout=60)
 
 
-def _exact_is_the_threads(r):
-    """A scope holds for the thread that opened it."""
-    import torch_lowcomm as lc
-
-    spec = "minmax4:bucket=64"
-    r.init("lowcomm", pg_options=options(f"all_gather={spec}"))
-    seen = []
-
-    def other():
-        x = torch.randn(5000)
-        out = torch.empty(5000 * r.size)
-        dist.all_gather_into_tensor(out, x)
-        mine = out[5000 * r.rank : 5000 * (r.rank + 1)]
-        seen.append(torch.equal(mine, lc.codec(spec).roundtrip(x)))
-
-    with lc.exact():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        check_gathered(r, torch.randn(5000), "exact")
-    assert seen == [True]
-
-
 def test_the_policy_is_an_allow_list(pair, quad):
     pair(_allow_list)
     quad(_allow_list)
 
 
-def test_an_exact_scope_is_the_threads_own(pair):
-    pair(_exact_is_the_threads)
-
-
 def _policies(r):
     """set_policy on a living group: what was issued before keeps the old policy; other groups are left alone."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0, seed=SEED))
     eight, four = lc.codec("minmax8"), lc.codec("minmax4:bucket=128")
     other = dist.new_group(pg_options=lc.Options(policy="all_gather=minmax4:bucket=128", min_bytes=0, seed=SEED))
@@ -193,52 +160,10 @@ def test_set_policy(pair, quad):
     quad(_policies)
 
 
-def _from_environment(r, spec):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    n = 3000  # 12,000 bytes: over LOWCOMM_MIN_BYTES
-    x = torch.randn(n)
-    out = torch.empty(n * r.size)
-    dist.all_gather_into_tensor(out, x)
-    want = lc.codec(spec).roundtrip(x, seed=draw_key(77), stream=r.rank << 16, step=last_step())
-    assert torch.equal(out[n * r.rank : n * (r.rank + 1)], want)
-    dist.all_gather_into_tensor(out[: 100 * r.size], x[:100])
-    assert torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100]), "under LOWCOMM_MIN_BYTES"
-    # The program's settings win, field by field.
-    exact = dist.new_group(pg_options=lc.Options(policy=""))
-    dist.all_gather_into_tensor(out, x, group=exact)
-    assert torch.equal(out[n * r.rank : n * (r.rank + 1)], x)
-    eager = dist.new_group(pg_options=lc.Options(min_bytes=0))
-    dist.all_gather_into_tensor(out[: 100 * r.size], x[:100], group=eager)
-    assert not torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100])
-
-
-def test_environment_fills_unset_fields():
-    spec = "qsgd4:bucket=256"
-    env = {
-        "LOWCOMM_POLICY": f"all_gather={spec}",
-        "LOWCOMM_MIN_BYTES": " 4096 ",  # spaces around a number are none of it
-        "LOWCOMM_SEED": "77\n",
-        "LOWCOMM_CHUNK_BYTES": 65536,
-    }
-    ranks.run_ranks(_from_environment, 2, spec, env=env)
-
-
 def _announced(r):
-    import torch_lowcomm as lc
-
-    lines = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("torch_lowcomm")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with kept_log() as lines:
         r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8:bucket=256", min_bytes=123))
         dist.new_group(pg_options=lc.Options(policy=""))
-    finally:
-        logger.removeHandler(handler)
     said = [line for line in lines if "group" in line]
     assert len(said) == 2, lines
     assert "all_gather=minmax8:bucket=256" in said[0], said

@@ -8,6 +8,8 @@ from group_check import check_group
 from p2p_cases import init, neighbours, same
 from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
+import torch_lowcomm as lc
+
 N = 5000
 
 
@@ -23,8 +25,6 @@ def _exchange(r, codec, salt):
 
 
 def _mistakes(r):
-    import torch_lowcomm as lc
-
     codec = init(r)
     right, left = neighbours(r)
     x = torch.ones(N)

@@ -8,6 +8,8 @@ from compressed_by_hand import last_step, options
 from group_check import check_group
 from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
+import torch_lowcomm as lc
+
 OWN = "all_reduce=sym8:bucket=64; all_to_all=sym8:bucket=64; broadcast=sym8:bucket=64; gather=sym8:bucket=64"
 N = 512
 # Mistakes that gloo alone finds without a policy, when the op starts.
@@ -152,8 +154,6 @@ def _like_gloo(r):
 
 
 def _mistakes(r, policy):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=options(policy))
     world = dist.group.WORLD
     for name, wrongs in _wrong(r).items():
@@ -215,8 +215,6 @@ def _left_open(r):
 
 def _not_started(r):
     """A put-off op that fails at its start gives back the residual that it borrowed."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm")
     x = torch.ones(N)
     residual = lc.Residual(x)

@@ -50,42 +50,6 @@ def _p2p(r):
     assert torch.equal(got, values(torch.float32, 1 << 20, left))
 
 
-def _batches(r):
-    r.init("lowcomm")
-    right, left = (r.rank + 1) % r.size, (r.rank - 1) % r.size
-    for n, dtype in ((0, torch.float32), (5, torch.bfloat16), (300_007, torch.float32)):
-        for receives_first in (True, False):
-            for count in (1, 3):
-                outs = [torch.zeros(n, dtype=dtype) for _ in range(count)]
-                recvs = [dist.P2POp(dist.irecv, t, left, tag=k) for k, t in enumerate(outs)]
-                sends = [dist.P2POp(dist.isend, values(dtype, n, r.rank, k), right, tag=k) for k in range(count)]
-                ops = recvs + sends if receives_first else sends + recvs
-                for work in dist.batch_isend_irecv(ops):
-                    work.wait()
-                for k, t in enumerate(outs):
-                    assert torch.equal(bits(t), bits(values(dtype, n, left, k))), (n, receives_first, count, k)
-    # Without tags, as pipelining does: order alone pairs them.
-    outs = [torch.zeros(9) for _ in range(4)]
-    ops = [dist.P2POp(dist.irecv, t, left) for t in outs]
-    ops += [dist.P2POp(dist.isend, values(torch.float32, 9, r.rank, k), right) for k in range(4)]
-    works = dist.batch_isend_irecv(ops)
-    for work in works:
-        work.wait()
-    assert all(torch.equal(t, values(torch.float32, 9, left, k)) for k, t in enumerate(outs))
-    # A batch of one direction only, on some ranks only.
-    if r.rank == 0:
-        dist.batch_isend_irecv([dist.P2POp(dist.isend, values(torch.float32, 3, 0), 1)])[0].wait()
-    elif r.rank == 1:
-        got = torch.empty(3)
-        dist.batch_isend_irecv([dist.P2POp(dist.irecv, got, 0)])[0].wait()
-        assert torch.equal(got, values(torch.float32, 3, 0))
-
-
 def test_send_recv_tags_and_any_source(pair, quad):
     pair(_p2p)
     quad(_p2p)
-
-
-def test_batch_isend_irecv(pair, quad):
-    pair(_batches)
-    quad(_batches)

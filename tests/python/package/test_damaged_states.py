@@ -5,18 +5,10 @@ import copy
 import diloco_model
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("lowcomm", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _trained(optimizer_of):

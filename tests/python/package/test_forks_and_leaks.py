@@ -7,7 +7,6 @@ import time
 
 import pytest
 import ranks
-import torch
 import torch.distributed as dist
 from group_check import check_group
 
@@ -35,24 +34,6 @@ def _fork_child(r):
 def test_ranks_may_be_forked(tmp_path):
     """The package is imported, registered, and then the process forks its ranks."""
     assert ranks.run_ranks(_forked, 1, str(tmp_path), start="spawn") == [[0, 0]]
-
-
-def _data_loader(r):
-    """A loader's workers are forks of a process with a living group: they leave it alone."""
-    r.init("lowcomm")
-    check_group(r)
-    loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    for batch in loader:
-        t = batch.clone()
-        dist.all_reduce(t)
-        assert torch.equal(t, batch * r.size)
-        out = torch.empty(2 * r.size, dtype=batch.dtype)
-        dist.all_gather_into_tensor(out, batch)
-    dist.destroy_process_group()
-
-
-def test_a_process_with_a_group_may_fork_workers():
-    ranks.run_ranks(_data_loader, 2)
 
 
 def _open_things():

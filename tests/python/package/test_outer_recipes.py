@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import torch_lowcomm as lc
+
 _ELEMENTS = 64 * 256 + 256 + 256 * 8 + 8
 
 
@@ -35,6 +37,12 @@ def _expect_trained(ended, folder, ranks_a_site):
     return said
 
 
+def _expect_one_model(states):
+    """The sites have one model, which is not the one that they began with."""
+    recipes.expect_equal(*states)
+    assert not recipes.untrained(states[0])
+
+
 def _two_sites(tmp_path, store, title, *, ranks_a_site):
     """Two launchers of one program, which meet at a store; returns what they said."""
     address = f"127.0.0.1:{store.port}"
@@ -50,18 +58,14 @@ def test_fsdp2_loop(tmp_path):
     _expect_trained(ended, tmp_path, 2)
     for site in range(2):
         dcp_to_torch_save(tmp_path / f"site{site}", tmp_path / f"site{site}.pt")
-    states = [torch.load(tmp_path / f"site{site}.pt")["model"] for site in range(2)]
-    recipes.expect_equal(*states)
-    assert not recipes.untrained(states[0])
+    _expect_one_model([torch.load(tmp_path / f"site{site}.pt")["model"] for site in range(2)])
 
 
 @pytest.mark.slow
 def test_accelerate(tmp_path, store):
     _needs("accelerate")
     _two_sites(tmp_path, store, "Accelerate", ranks_a_site=2)
-    states = [torch.load(tmp_path / f"{site}.pt") for site in "ab"]
-    recipes.expect_equal(*states)
-    assert not recipes.untrained(states[0])
+    _expect_one_model([torch.load(tmp_path / f"{site}.pt") for site in "ab"])
 
 
 @pytest.mark.slow
@@ -71,18 +75,14 @@ def test_trainer(tmp_path, store, ranks_a_site):
     _two_sites(tmp_path, store, "Hugging Face Trainer", ranks_a_site=ranks_a_site)
     from safetensors.torch import load_file
 
-    states = [load_file(tmp_path / site / "model.safetensors") for site in "ab"]
-    recipes.expect_equal(*states)
-    assert not recipes.untrained(states[0])
+    _expect_one_model([load_file(tmp_path / site / "model.safetensors") for site in "ab"])
 
 
 @pytest.mark.slow
 def test_lightning(tmp_path, store):
     _needs("pytorch_lightning")
     said = _two_sites(tmp_path, store, "Lightning", ranks_a_site=2)
-    states = [torch.load(tmp_path / f"{site}.ckpt", weights_only=True)["state_dict"] for site in "ab"]
-    recipes.expect_equal(*states)
-    assert not recipes.untrained(states[0])
+    _expect_one_model([torch.load(tmp_path / f"{site}.ckpt", weights_only=True)["state_dict"] for site in "ab"])
     validated = re.findall(r"validated (.*)", said)
     assert len(validated) == 2 and validated[0] == validated[1], "sites validate the same parameters"
 
@@ -91,8 +91,6 @@ class _Machine:
     """A machine of one process, whose framework calls step() and catches nothing."""
 
     def __init__(self, r, port, **options):
-        import torch_lowcomm as lc
-
         names = {}
         exec(recipes.program("Frameworks that own the process group"), names)
         torch.manual_seed(0)

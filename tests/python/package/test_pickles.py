@@ -6,19 +6,11 @@ from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import torch_lowcomm as lc
 
 WAYS = {"pickle": lambda value: pickle.loads(pickle.dumps(value)), "deepcopy": copy.deepcopy}
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("lowcomm", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -161,29 +161,6 @@ def test_a_snapshot_brings_a_late_machine_in(store, tmp_path, way):
     assert first == second
 
 
-def _resynced(r, port):
-    """Something writes to one machine's weights: with the next check they are set to a snapshot, and training goes on."""
-    patient = {"deadline_least_s": 20}  # each waits for the other's sum
-    exchange = {"chunk": 4, "snapshot_every": 8, "resync": True} | patient
-    machine = TuningResult(port, f"machine{r.rank}", exchange=exchange)
-    machine.until(12)
-    while not machine.store_has("snapshot"):
-        pass
-    if r.rank == 1:
-        with torch.no_grad():
-            machine.model[0].weight += 1.0
-    machine.until(14)
-    machine.until(20)
-    ended = machine.core.checksum(), machine.opt.iteration
-    machine.opt.leave()
-    return ended
-
-
-def test_weights_are_set_to_a_snapshot(store):
-    first, second = ranks.run_ranks(_resynced, 2, store.port, timeout=DEADLINE_S)
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [

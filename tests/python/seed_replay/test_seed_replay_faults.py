@@ -1,7 +1,6 @@
 """Seed replay when machines die, stop, wake up or are slow: the others go on and end with the same weights."""
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -70,17 +69,6 @@ def _signal_around(machine, phase, signum):
     machine.step = step
 
 
-PHASES = [
-    "before posting",
-    "after posting",
-    "before writing the set",
-    "after writing the set",
-    "after telling",
-    "before applying",
-    "after applying",
-]
-
-
 def _killed(r, port, phase):
     machine = Machine(port, f"machine{r.rank}", min_machines=3).join()
     if r.rank == 2:
@@ -91,7 +79,7 @@ def _killed(r, port, phase):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["before posting", "before writing the set", "after telling", "after applying"])
 def test_goes_on_without_a_killed_machine(store, phase):
     first, second, _ = ranks.run_ranks(
         _killed, 3, store.port, phase, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
@@ -104,22 +92,6 @@ def test_goes_on_without_a_killed_machine(store, phase):
     assert len(there[AT - 1]) == 3
     assert len(there[AT]) == (2 if phase == "before posting" else 3)
     assert len(there[AT + 1]) == 2
-
-
-def _long_deadline(r, port):
-    """Nobody waits for a dead machine as long as for a slow one."""
-    machine = Machine(port, f"machine{r.rank}", min_machines=3, deadline_least_s=1000, deadline_most_s=1000).join()
-    machine.until(AT)
-    if r.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    machine.until(AT + 5)
-    machine.exchange.leave()
-    return machine.core.checksum()
-
-
-def test_does_not_wait_for_a_dead_machine(store):
-    ends = ranks.run_ranks(_long_deadline, 3, store.port, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    assert ends[0] == ends[1]
 
 
 def _slow(r, port):
@@ -163,7 +135,7 @@ def _stopped(r, port, phase):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["before posting", "after posting", "after writing the set", "before applying"])
 def test_a_machine_that_wakes_up_catches_up(store, phase):
     ends = ranks.run_ranks(_stopped, 3, store.port, phase, timeout=DEADLINE_S)
     expect_alike(ends)
@@ -195,79 +167,6 @@ def _all_gone(r, port):
 def test_a_late_machine_takes_over(store):
     allowed = dict.fromkeys((0, 1), -signal.SIGKILL)
     ranks.run_ranks(_all_gone, 3, store.port, timeout=DEADLINE_S, allow_exit=allowed)
-
-
-def _back(r, port):
-    """A machine is killed and comes back under its id, with the first weights."""
-    if r.rank == 3:
-        r.hear("killed", DEADLINE_S)
-    machine = Machine(port, f"machine{min(r.rank, 2)}", min_machines=3).join()
-    if r.rank == 2:
-        machine.until(AT)
-        r.say("killed")
-        os.kill(os.getpid(), signal.SIGKILL)
-    came = machine.core.iteration
-    assert came == 0 or r.rank == 3
-    return end_together(r, machine, lambda m: m.core.iteration > AT + 1 and m.exchange.stats()["machines"] == 3)
-
-
-def test_a_killed_machine_comes_back(store):
-    ends = ranks.run_ranks(_back, 4, store.port, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    expect_alike([ends[r] for r in (0, 1, 3)])
-
-
-IMPATIENT = {
-    "min_machines": 1,
-    "chunk": 4,
-    "lost_after_s": 1.0,
-    "deadline_factor": 2.0,
-    "deadline_least_s": 0.2,
-    "deadline_most_s": 0.5,
-}
-
-
-def _harassed(r, port, seed, seconds, snapshot_every):
-    """The last rank stops the machines at random, for shorter and longer than they wait for each other."""
-    draw = random.Random(seed * 10 + r.rank)
-    if r.rank == r.size - 1:
-        pids = [int(r.hear(f"pid{q}", DEADLINE_S)) for q in range(r.rank)]
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            stopped = draw.sample(pids, draw.randint(1, len(pids)))
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(draw.choice([0.0, 0.05]))
-            time.sleep(draw.choice([0.01, 0.05, 0.3, 1.5]))
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
-            time.sleep(draw.random() / 2)
-        r.say("over")
-        return None
-    options = IMPATIENT | {"snapshot_every": snapshot_every}
-    machine = Machine(port, f"machine{r.rank}", **options).join()
-    r.say(f"pid{r.rank}", os.getpid())
-    while not r.path("over").exists():
-        machine.step()
-        if draw.random() < 0.01:
-            machine.exchange.leave()
-            if draw.random() < 0.5:  # as a program that starts again, with the first weights
-                machine = Machine(port, f"machine{r.rank}", **options)
-            machine.join()
-    machine.exchange.leave()
-    machine.given |= {"deadline_least_s": 20.0, "deadline_most_s": 20.0, "lost_after_s": 10.0}
-    machine.reach(port).join()
-    return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == r.size - 1), machine.core.log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("snapshot_every", [0, 8])
-def test_machines_stopped_at_random_end_alike(store, snapshot_every):
-    ends = ranks.run_ranks(_harassed, 4, store.port, 1, 8.0, snapshot_every, timeout=DEADLINE_S)[:3]
-    expect_alike([end[:2] for end in ends])
-    if snapshot_every == 0:
-        expect_alike(ends)
-        there = machines_by_iteration(ends[0][2])
-        assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
 
 
 def _silence(exchange):

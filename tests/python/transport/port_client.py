@@ -7,8 +7,8 @@ import struct
 from format_reader.frame import crc32c
 
 STORE = b"lowcomm's store "
-UNKNOWN, CARRIES, RELAYS = 1, 2, 4
-MESSAGE, DELIVERED, OFFERED = 0, 1, 2
+CARRIES = 2  # a flag of a hello
+MESSAGE, DELIVERED = 0, 1  # kinds of records
 DEADLINE_S = 30.0
 
 
@@ -47,18 +47,13 @@ def received(connection, size):
     return bytes(got)
 
 
-def flags_of(answer):
-    """Of a hello; None where none came."""
-    return answer[56] if len(answer) == 64 else None
-
-
 class Stream:
     """A byte stream to the server behind a port."""
 
     def __init__(self, port):
         self.connection = dial(port)
         self.connection.sendall(hello(STORE, random.randrange(1, 2**31), 0, incarnation=random.getrandbits(64)))
-        self.flags = flags_of(received(self.connection, 64))
+        received(self.connection, 64)  # the answer
         self._sent = self._come = 0
         self._in, self._bytes = bytearray(), bytearray()
 
@@ -98,12 +93,6 @@ class Stream:
         self._come += len(body)
         self._in += body
         return len(body) == size and not flags & 1
-
-    def ends(self):
-        """Waits for the end of the stream or of its connection; a TimeoutError where neither comes."""
-        while self._piece():
-            pass
-        return True
 
     def close(self):
         self.connection.close()

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 DEADLINE_S = 90.0
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 POLICY = "all_reduce=sym4; all_gather=minmax8; reduce_scatter=sym8"  # codes that are the same every time
@@ -28,8 +30,6 @@ def _result(r, op, mine):
 
 
 def _given_up(r, policy):
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, transport="tcp", connections=2))
     store = dist.distributed_c10d._get_default_store()
     mine = torch.linspace(-1, 1, 60_000 * r.size) * (r.rank + 1)
@@ -64,44 +64,8 @@ def test_four_ranks(quad, policy):
     quad(_given_up, policy, timeout=DEADLINE_S)
 
 
-def _residual(r):
-    """A sum with error feedback that is given up leaves the residual as it was, and the next one as if it had not been."""
-    import torch_lowcomm as lc
-
-    r.init("lowcomm", pg_options=lc.Options(transport="tcp"))
-    store = dist.distributed_c10d._get_default_store()
-    results = []
-    for cancels in (False, True):
-        residual = lc.Residual(torch.empty(50_000))
-        for step in range(4):
-            values = torch.linspace(-1, 1, 50_000) ** (step + 1) * (r.rank + 1)
-            if cancels:
-                before = residual.value.clone()
-                if r.rank == 0:
-                    store.wait([f"given up {step}"])
-                work = lc.all_reduce(values.clone(), codec="sym4", residual=residual, async_op=True)
-                if r.rank == 1:
-                    lc.cancel(work)
-                    store.set(f"given up {step}", "")
-                with pytest.raises(dist.DistBackendError, match="was given up by rank 1 .*: its program cancelled it"):
-                    work.wait()
-                assert torch.equal(residual.value, before)
-            lc.all_reduce(values, codec="sym4", residual=residual)
-            results.append(values)
-        assert residual.value.abs().max() > 0
-    for first, second in zip(results[:4], results[4:], strict=True):
-        assert torch.equal(first, second)
-    dist.destroy_process_group()
-
-
-def test_error_feedback_is_not_touched(pair):
-    pair(_residual, timeout=DEADLINE_S)
-
-
 def _messages(r, policy, size):
     """Each end gives up the second of three messages of a tag, which the other end posts later; the others are right."""
-    import torch_lowcomm as lc
-
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, transport="tcp", connections=2))
     store = dist.distributed_c10d._get_default_store()
 
@@ -156,8 +120,6 @@ def test_messages_between_two_ranks(pair, policy, size):
 
 def _refused(r):
     """By name, before anything is done: the op ends as if nobody had asked."""
-    import torch_lowcomm as lc
-
     with pytest.raises(TypeError, match="expected a Work, .*got int"):
         lc.cancel(3)
     for transport in ("gloo", "tcp"):

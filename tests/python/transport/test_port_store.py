@@ -3,18 +3,24 @@
 import os
 import secrets
 import signal
+import struct
 from datetime import timedelta
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from port_client import Stream
 from reset_proxy import ResetProxy
 
+import torch_lowcomm as lc
 from torch_lowcomm import _C
 
 DEADLINE_S = 60.0
 SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
+MIB = 1 << 20
+# torch's own: csrc/distributed/c10d/TCPStoreBackend.hpp
+VALIDATE, GET = b"\x00" + struct.pack("<I", 0x3C85F7CE), 3
 
 
 def _meet(r, port, seconds):
@@ -28,8 +34,6 @@ def _meet(r, port, seconds):
 
 
 def _by_hand(r, port, by_environment, secret):
-    import torch_lowcomm as lc
-
     os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -196,3 +200,45 @@ def _wrong(r, port):
 
 def test_what_is_wrong_is_named():
     ranks.run_ranks(_wrong, 1, ranks.free_port(), timeout=DEADLINE_S)
+
+
+def _served(r, port):
+    """Rank 0 serves a store until rank 1 says that it is done."""
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    if r.rank == 0:
+        os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
+        store = _C.serve_store(timedelta(seconds=DEADLINE_S))
+        store.set("hello", "world")
+        store.get("done")
+        return
+    store = _C.dial_store(f"127.0.0.1:{port}", timedelta(seconds=60))
+    _pipeline(port, store)
+    assert store.get("hello") == b"world", "who was there is served"
+    # Those who have hung up may not be found out yet.
+    assert _C.dial_store(f"127.0.0.1:{port}", timedelta(seconds=60)).get("hello") == b"world", "and who comes later"
+    store.set("done", "1")
+
+
+def _pipeline(port, store):
+    """Asks without waiting for answers, takes them late, and hangs up on others."""
+    long = b"A" * (3 * MIB)
+    for key in ("long", "longer"):
+        store.set(key, long)
+    for hangs_up in (True, False) * 3:
+        stream = Stream(port)
+        ask = b"".join(struct.pack("<BQ", GET, len(key)) + key for key in (b"/long", b"/hello", b"/longer"))
+        stream.send(VALIDATE + ask)
+        if hangs_up:
+            stream.receive(100_000)
+            stream.close()
+            continue
+        for i in range(3):  # what else comes to rank 0's memory meanwhile
+            store.set(f"other {i}", b"SECRET--" * 300_000)
+        for value in (long, b"world", long):
+            assert stream.receive(8) == struct.pack("<Q", len(value))
+            assert stream.receive(len(value)) == value
+        stream.close()
+
+
+def test_answers_are_those_of_the_questions():
+    ranks.run_ranks(_served, 2, ranks.free_port(), timeout=DEADLINE_S)

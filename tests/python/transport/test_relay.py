@@ -9,6 +9,8 @@ import ranks
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 DEADLINE_S = 90.0
 ELEMENTS = 100_000
 
@@ -26,8 +28,6 @@ def relay():
 
 def _meet(r, relay, secret, alone):
     """`alone`: ranks that only dial; where there are two of them, at the relay."""
-    import torch_lowcomm as lc
-
     os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -61,8 +61,6 @@ def test_a_rank_that_only_dials_reaches_all_others():
 
 
 def _refused(r):
-    import torch_lowcomm as lc
-
     os.environ.update(LOWCOMM_TRANSPORT="tcp", LOWCOMM_DIAL_ONLY="1")
     with pytest.raises((ValueError, dist.DistBackendError), match="expected a relay between ranks 0 and 1"):
         r.init("lowcomm", timeout_s=20)

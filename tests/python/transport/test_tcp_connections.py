@@ -8,13 +8,13 @@ import ranks
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 DEADLINE_S = 60.0
 ELEMENTS = 1 << 18
 
 
 def _reported(r):
-    import torch_lowcomm as lc
-
     began = time.monotonic()
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, transport="tcp", connections=2))
     every = torch.empty(2 * ELEMENTS)
@@ -40,8 +40,6 @@ def test_connections_are_reported():
 
 
 def _paced(r):
-    import torch_lowcomm as lc
-
     os.environ["LOWCOMM_RATE"] = "8mbit"
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, transport="tcp"))
     every = torch.empty(2 * ELEMENTS)
@@ -63,8 +61,6 @@ def test_a_rate_that_is_none_is_refused(rate):
 
 
 def _refused(r, rate):
-    import torch_lowcomm as lc
-
     os.environ["LOWCOMM_RATE"] = rate
     with pytest.raises(ValueError, match=f"LOWCOMM_RATE: expected a number and kbit, mbit or gbit.* got '{rate}'"):
         r.init("lowcomm", pg_options=lc.Options(transport="tcp"))

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 DEADLINE_S = 90.0
 
 
 def _tcp(r, timeout_s=30.0, **options):
     """A group over TCP; making one of gloo beside it fails the test."""
-    import torch_lowcomm as lc
     from torch_lowcomm import _create
 
     def no_gloo(*_):
@@ -157,32 +158,6 @@ def _scatter_options(root):
 
 def test_what_is_not_carried_is_named(pair):
     pair(_refused)
-
-
-def _differ(r):
-    """Ranks that call other ops, roots or sizes are told so, both values, and the group goes on."""
-    _tcp(r)
-    calls = {
-        "root": lambda: dist.reduce(torch.ones(4), r.rank),
-        "elements a rank": lambda: dist.scatter(
-            torch.ones(2 + r.rank), [torch.ones(2)] * r.size if not r.rank else None
-        ),
-        "op": lambda: dist.barrier() if r.rank else dist.all_reduce(torch.ones(2)),
-        "reduce op": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if r.rank else dist.ReduceOp.MIN),
-    }
-    for field, call in calls.items():
-        with pytest.raises(dist.DistBackendError, match=f"{field} differs"):
-            call()
-    got = torch.ones(3)
-    with pytest.raises(dist.DistBackendError, match="elements differs"):
-        dist.send(got, 0) if r.rank else dist.recv(torch.ones(2))
-    dist.all_reduce(got)
-    assert got.tolist() == [r.size] * 3
-    dist.destroy_process_group()
-
-
-def test_ranks_that_differ_are_told(pair):
-    pair(_differ)
 
 
 def _monitored(r):

@@ -20,5 +20,4 @@ STAGES = (
     "two_level",
     "nccl_one",
     "speed",
-    "rates",
 )

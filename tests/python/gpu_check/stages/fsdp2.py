@@ -1,7 +1,8 @@
-"""FSDP2 with coded weights and gradients learns on the device, and ranks agree, by codes alone and by copies."""
+"""FSDP2 with coded weights and gradients learns on the device as on the host, and ranks agree, by codes and by copies."""
 
 import time
 
+import device_trainings as trainings
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -12,7 +13,9 @@ LAYERS, STEPS, BATCH = 4, 12, 64
 
 
 def fsdp2(t):
-    return {"seconds_a_step": {"staged" if on else "copied": _train(t, on) for on in (True, False)}}
+    facts = {"seconds_a_step": {"staged" if on else "copied": _train(t, on) for on in (True, False)}}
+    t.init()
+    return facts | t.compare(trainings.fsdp2, trainings.fsdp2_without_overlap)
 
 
 def _train(t, staged):
