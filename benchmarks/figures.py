@@ -114,9 +114,10 @@ def wrong_in_page(name: str, text: str) -> Iterator[str]:
         content = load(result)
         if strange := gates_in(block) - {gate(of_json) for of_json in content["gates"]}:
             yield f"{name}: {result}.json has other gates than {sorted(strange)[:3]}"
-        names = {curve["name"] for curve in content.get("curves", ())}  # with figures of their own
-        rows = [line.replace(next((n for n in names if n in line), "  "), "") for line in block.splitlines()]
-        rows = [line for line in rows if line.startswith("  ")]
+        curves = content.get("curves", [])
+        names = {curve["name"] for curve in curves if isinstance(curve, dict)}  # they may have figures of their own
+        rows = [line for line in block.splitlines() if line.startswith("  ")]
+        rows = [line.replace(next((name for name in names if name in line), "\n"), "") for line in rows]
         lost = untraced(rows, sorted(set(numbers_in(content))))
         if lost:
             yield f"{name}: {result}.json has no such numbers among others: {lost[:10]}"

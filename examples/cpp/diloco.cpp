@@ -14,7 +14,6 @@
 #include <lowcomm/engine/handshake.h>
 #include <lowcomm/engine/op_queue.h>
 #include <lowcomm/transport/file_rendezvous.h>
-#include <lowcomm/transport/memory.h>
 #include <lowcomm/transport/tcp/tcp.h>
 #include <torch/torch.h>
 
@@ -25,6 +24,8 @@
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "memory_transport.h"
 
 namespace {
 

@@ -8,7 +8,6 @@
 // The stages talk over the in-memory transport. Over a network an Engine takes any other Transport.
 #include <lowcomm/engine/op_queue.h>
 #include <lowcomm/pipeline/boundary_channel.h>
-#include <lowcomm/transport/memory.h>
 
 #include <cmath>
 #include <cstdint>
@@ -18,6 +17,8 @@
 #include <numeric>
 #include <thread>
 #include <vector>
+
+#include "memory_transport.h"
 
 namespace {
 

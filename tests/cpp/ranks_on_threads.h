@@ -18,7 +18,7 @@
 #include "collective/plan.h"
 #include "engine/engine.h"
 #include "errors.h"
-#include "transport/memory.h"
+#include "memory_transport.h"
 
 namespace lowcomm::test {
 

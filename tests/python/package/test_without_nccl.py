@@ -35,7 +35,7 @@ def test_a_script_that_asks_for_gloo_gets_no_nccl(monkeypatch):
 def test_torchft_and_memberships_get_no_nccl(monkeypatch):
     monkeypatch.delenv("LOWCOMM_NCCL", raising=False)
     machine = lc.Membership(dist.HashStore(), "a", min_machines=1)
-    assert machine._options.nccl is False
+    assert machine._connector._options.nccl is False
     machine.leave()
     pytest.importorskip("torchft")
     from torch_lowcomm.torchft import ProcessGroupLowcomm

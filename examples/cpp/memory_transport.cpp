@@ -1,4 +1,4 @@
-#include "transport/memory.h"
+#include "memory_transport.h"
 
 #include <algorithm>
 #include <array>
