@@ -16,7 +16,9 @@ from faults.stage import PORT, enter, inside
 from faults.tap import crc32c
 
 _ALL = 0x0003  # ETH_P_ALL: what leaves, too
+_SO_RCVBUFFORCE = 33  # Linux; root may ask for more than net.core.rmem_max
 _KEPT = 16 << 10  # bytes of the beginning of a flow
+_BUFFER = 16 << 20  # bytes of packets, for a thread that a busy machine keeps waiting
 _PATIENCE_S = 5.0  # a stranger has 3 s
 HELLO, IDENTITY = b"\nlowcom1", b"\nlowtls1"  # csrc/wire/FORMAT.md, TCP
 _TLS_HANDSHAKE = 0x16
@@ -31,11 +33,13 @@ class Ears:
     def __init__(self, namespaces: list[str]) -> None:
         self._flows: dict[Flow, bytearray] = defaultdict(bytearray)
         self._over = threading.Event()
+        self._ready = threading.Barrier(len(namespaces) + 1)
         self._threads = [threading.Thread(target=self._hear, args=(one,)) for one in namespaces]
 
     def __enter__(self) -> Ears:
         for thread in self._threads:
             thread.start()
+        self._ready.wait()  # a connection that is made from now on is heard from its beginning
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -50,7 +54,9 @@ class Ears:
     def _hear(self, namespace: str) -> None:
         enter(namespace)
         with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ALL)) as line:
+            line.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
             line.bind(("eth0", _ALL))
+            self._ready.wait()
             line.settimeout(0.05)
             while not self._over.is_set():
                 with contextlib.suppress(TimeoutError):
