@@ -28,26 +28,6 @@ void expectNoCapture(const Group& group, const std::string& op, const at::Tensor
       "'s current one, which captures a CUDA graph: an op that the host takes part in cannot be captured");
 }
 
-void DeviceOps::add(const std::shared_ptr<OpBuffers>& op) {
-  const std::lock_guard lock(mutex_);
-  waiting_.push_back(op);
-}
-
-void DeviceOps::start(OpBuffers& op) {
-  std::shared_ptr<OpBuffers> next;
-  {
-    const std::lock_guard lock(mutex_);
-    // Ops that were cancelled in the queue have never come here.
-    while (!waiting_.empty() && waiting_.front().lock().get() != &op)
-      waiting_.pop_front();
-    if (!waiting_.empty()) waiting_.pop_front();
-    if (!waiting_.empty()) next = waiting_.front().lock();
-  }
-  op.start(op.device_codec ? &queue_ : &loads_);
-  const bool is_known = !op.device_codec;  // a device codec writes outputs that `op` does not name
-  if (next && is_known && !next->device_codec && !next->reads(op)) next->load(&loads_);
-}
-
 OpIssuer::OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks)
     : group_(group), inner_(inner), codecs_(codecs), blocks_(blocks) {}
 
@@ -60,7 +40,7 @@ bool OpIssuer::takes(const std::string& op, const at::Tensor& tensor) const {
 DeviceQueue* OpIssuer::queueOf(const std::string& op, const at::Tensor& tensor) {
   expectNoCapture(group_, op, tensor);
   if (tensor.device().is_cpu()) return nullptr;
-  return &devices_.try_emplace(tensor.device().index(), tensor.device()).first->second.queue();
+  return &queues_.try_emplace(tensor.device().index(), tensor.device()).first->second;
 }
 
 void StagingRequest::add(const Layout& layout) {
@@ -120,14 +100,13 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
   const auto ranges = ProfilerRanges::ofCaller(name);
-  DeviceOps* const device = queue ? &devices_.at(queue->device().index()) : nullptr;
-  Engine::Job job = [buffers, queue, device, state, copies, ranges](OpContext& context) {
+  Engine::Job job = [buffers, queue, state, copies, ranges](OpContext& context) {
     if (ranges) ranges->follow(context);
     if (queue) DeviceQueue::occupy(queue->device());
     {
       std::optional<at::ThreadLocalStateGuard> restored;
       if (copies) restored.emplace(*state);
-      device ? device->start(*buffers) : buffers->start(nullptr);
+      buffers->start(queue);
     }
     buffers->run(context);
     context.whole = true;
@@ -143,7 +122,6 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
     OpCounters moved = counters;
     if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
     group_.stats.moved(name, moved);
-    if (error) buffers->abandon();
     if (buffers->ended) buffers->ended(error);
     buffers->run = {};
     buffers->device_codec.reset();
@@ -153,9 +131,8 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
     buffers->packs.clear();
     work->complete(asTorchError(error));
   };
-  const auto start = [this, op, name, work, job, done, device, buffers]() -> WorkPtr {
+  const auto start = [this, op, name, work, job, done]() -> WorkPtr {
     group_.stats.call(name, op.exact);
-    if (device) device->add(buffers);
     group_.engine().submit(name, job, done, static_cast<uint32_t>(op.sequence));
     return work;
   };

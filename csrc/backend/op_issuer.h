@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,30 +25,6 @@ struct StagingRequest {
 
 // Throws ValueError where the tensor's device captures a CUDA graph.
 void expectNoCapture(const Group& group, const std::string& op, const at::Tensor& tensor);
-
-// The side streams of one device, and the ops that wait to copy values from it. While an op is on the wire, the values
-// of the op behind it cross to the host: on a stream of their own, for they wait for what the caller has enqueued
-// meanwhile, and the copies out of the op on the wire must not.
-//
-// Threads: the caller adds, the engine's worker takes.
-class DeviceOps {
- public:
-  explicit DeviceOps(c10::Device device) : queue_(device), loads_(device) {}
-
-  // The stream of copies to the device and of device codecs.
-  DeviceQueue& queue() { return queue_; }
-
-  // An op whose values will be copied, in the order in which ops run.
-  void add(const std::shared_ptr<OpBuffers>& op);
-
-  // OpBuffers::start of an op that runs now. Then copies of the next op begin, unless it reads what this one writes.
-  void start(OpBuffers& op);
-
- private:
-  DeviceQueue queue_, loads_;
-  std::mutex mutex_;
-  std::deque<std::weak_ptr<OpBuffers>> waiting_;
-};
 
 // Issues the ops that lowcomm carries itself: finds the queue of their tensors' device, decides whether values or codes
 // leave the device, and puts them into the engine's queue.
@@ -97,7 +71,7 @@ class OpIssuer {
   InnerBackends& inner_;
   const CodecChooser& codecs_;
   Coalescing& blocks_;
-  std::map<c10::DeviceIndex, DeviceOps> devices_;
+  std::map<c10::DeviceIndex, DeviceQueue> queues_;
 };
 
 }  // namespace lowcomm

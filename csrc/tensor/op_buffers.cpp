@@ -1,7 +1,5 @@
 #include "tensor/op_buffers.h"
 
-#include <algorithm>
-
 namespace lowcomm {
 namespace {
 
@@ -117,23 +115,6 @@ void OpBuffers::load(DeviceQueue* queue) {
     }
   });
   landed = queue->mark();
-}
-
-bool OpBuffers::reads(const OpBuffers& before) const {
-  const auto written = [&](const at::Tensor& tensor) {
-    const auto shared = [&](const at::Tensor& output) { return output.is_alias_of(tensor); };
-    return std::any_of(before.copies_out.begin(), before.copies_out.end(),
-                       [&](const auto& copy) { return shared(copy.first); }) ||
-           std::any_of(before.packs.begin(), before.packs.end(),
-                       [&](const Pack& pack) { return std::any_of(pack.parts.begin(), pack.parts.end(), shared); });
-  };
-  return std::any_of(copies_in.begin(), copies_in.end(), [&](const auto& copy) { return written(copy.second); }) ||
-         std::any_of(packs.begin(), packs.end(),
-                     [&](const Pack& pack) { return std::any_of(pack.parts.begin(), pack.parts.end(), written); });
-}
-
-void OpBuffers::abandon() {
-  if (landed) DeviceQueue::block(landed);
 }
 
 void OpBuffers::start(DeviceQueue* queue) {

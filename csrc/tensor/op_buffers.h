@@ -31,8 +31,8 @@ struct OpBuffers {
   std::shared_ptr<DeviceCodec> device_codec;
 
   // Marks what the caller's stream has enqueued until now, which the op's copies, or its device codec (null: none),
-  // come after. The side stream of copies out is every op's: it never waits for what the caller enqueued after an op
-  // that has not ended. Without a `queue` nothing happens.
+  // come after. The side stream is every op's, and those before this one may still be at it: it must not wait, until
+  // load(), for what comes after them. Without a `queue` nothing happens.
   void enter(DeviceQueue* queue, std::shared_ptr<DeviceCodec> given = nullptr);
 
   // Where a collective finds the elements of an input or output: on the device with a device codec, else as below.
@@ -53,17 +53,11 @@ struct OpBuffers {
   // and take one copy of all in either direction, not one a tensor.
   std::vector<void*> sourcesAndTargets(const std::vector<at::Tensor>& tensors, DeviceQueue* queue);
 
-  // Enqueues on a side stream what comes before the op: a wait for the caller's stream, copies from the device. Once.
+  // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
   void load(DeviceQueue* queue);
-
-  // Whether values that this op copies in lie in storage that `before` copies out to.
-  bool reads(const OpBuffers& before) const;
 
   // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
-
-  // For an op that ends without start(): waits until the copies that load() has enqueued no longer use the tensors.
-  void abandon();
 
   // Adds the bytes that crossed between device and host for the op: payloads of a device codec, else values.
   void count(OpCounters& counters) const;

@@ -24,10 +24,10 @@ bool capturing = false;
 
 namespace {
 
-std::mutex mutex;  // of `told`, `opened`, `events`, `new_streams` and `pool_streams`
+std::mutex mutex;  // of `told`, `opened`, `events` and `new_streams`
 std::set<c10::DeviceIndex> opened;
 uintptr_t events = 0;
-c10::StreamId new_streams = 0, pool_streams[kDevices] = {};
+c10::StreamId new_streams = 0;
 
 std::string event(void* handle) {
   return "e" + std::to_string(reinterpret_cast<uintptr_t>(handle));
@@ -59,8 +59,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     // A pool belongs to the current device in CUDA: asking under another one would hand out a stream of the wrong one.
     if (device.index() != current) throw std::logic_error("expected the pool of the current device to be asked");
-    std::lock_guard<std::mutex> lock(mutex);
-    return c10::Stream(c10::Stream::UNSAFE, device, kPoolStream + pool_streams[device.index()]++ % 32);
+    return c10::Stream(c10::Stream::UNSAFE, device, kPoolStream);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());
@@ -212,7 +211,6 @@ void reset() {
   streams = {5, 6};
   events = 0;
   new_streams = 0;
-  std::fill(std::begin(pool_streams), std::end(pool_streams), 0);
   capturing = false;
 }
 
