@@ -75,7 +75,8 @@ def to_open(path: Path) -> set[Path]:
 
 def sources(folder: str, suffixes: set[str]) -> list[Path]:
     """All files of a folder that have one of these suffixes."""
-    return sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    found = (path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if path.name != "_build_info.py")  # which a build writes
 
 
 def comments(path: Path) -> list[str]:

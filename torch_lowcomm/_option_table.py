@@ -64,7 +64,8 @@ class OptionTable:
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.metadata and value is not None and not field.metadata["holds"](value):
+            is_left_out = value is None and field.default is None
+            if field.metadata and not is_left_out and (value is None or not field.metadata["holds"](value)):
                 raise ValueError(f"{self.owner}: {field.name}: expected {field.metadata['words']}, got {value!r}")
 
     @classmethod

@@ -131,7 +131,7 @@ void Engine::loop() {
     if (next == GroupOps::Next::stop) return;
     if (next == GroupOps::Next::none) continue;
     runOp(entry);
-    entry = {};  // what the closures hold goes before anybody who drains goes on
+    entry = {};  // what the closures hold goes before a thread that drains goes on
     group_.frames.trim();
     ops_.finished();
   }

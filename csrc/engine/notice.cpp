@@ -125,9 +125,9 @@ OpNotice parse(const GroupContext& group, std::span<const std::byte> frame) {
 
 }  // namespace
 
-OpNotices::OpNotices(GroupContext& group, Handler heard, Spoilt spoilt)
+OpNotices::OpNotices(GroupContext& group, Handler received, Spoilt spoilt)
     : group_(group),
-      heard_(std::move(heard)),
+      received_(std::move(received)),
       spoilt_(std::move(spoilt)),
       buffers_(kFrameHeaderBytes + kMaxWord),
       coming_(group.size()) {
@@ -137,7 +137,7 @@ OpNotices::OpNotices(GroupContext& group, Handler heard, Spoilt spoilt)
 }
 
 void OpNotices::start() {
-  thread_ = std::thread([this] { hear(); });
+  thread_ = std::thread([this] { receive(); });
 }
 
 OpNotices::~OpNotices() {
@@ -170,7 +170,7 @@ void OpNotices::post(int peer) {
   }
 }
 
-void OpNotices::hear() {
+void OpNotices::receive() {
   for (;;) {
     int peer;
     {
@@ -194,14 +194,14 @@ void OpNotices::take(int peer) {
   } catch (const WireError& error) {
     return spoilt_(peer, error.what());
   }
-  heard_(peer, word);
+  received_(peer, word);
   post(peer);
 }
 
-void OpNotices::tell(const OpNotice& word) {
+void OpNotices::tell(const OpNotice& notice) {
   FrameHeader header;
   header.kind = FrameKind::control;
-  header.sequence = word.sequence;
+  header.sequence = notice.sequence;
   header.epoch = group_.epoch;
   std::lock_guard<std::mutex> telling(telling_);
   std::erase_if(told_, [](const Told& told) {
@@ -209,14 +209,14 @@ void OpNotices::tell(const OpNotice& word) {
                        [](const auto& transfer) { return isOver(*transfer); });
   });
   Told& told = told_.emplace_back(Told{buffers_.take(), {}});
-  const size_t bytes = sealText(told.frame.get(), header, textOf(word));
+  const size_t bytes = sealText(told.frame.get(), header, textOf(notice));
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     try {
       told.transfers.push_back(
           group_.transport.isend(Lane::control, peer, kWordTag, BufferPool::span(told.frame).first(bytes)));
     } catch (const TransportError&) {
-      // The peer that is gone needs no word.
+      // The peer that is gone needs no notice.
     }
   }
 }

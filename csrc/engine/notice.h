@@ -55,21 +55,21 @@ struct OpNotice {
 // Thread-safe.
 class OpNotices {
  public:
-  // `heard` receives each message, and `spoilt` the reason if a peer sent an invalid one, after which no more are read
+  // `received` gets each message, and `spoilt` the reason if a peer sent an invalid one, after which no more are read
   // from it: on a thread of this object's own.
-  using Handler = std::function<void(int peer, const OpNotice& word)>;
+  using Handler = std::function<void(int peer, const OpNotice& notice)>;
   using Spoilt = std::function<void(int peer, const std::string& why)>;
-  OpNotices(GroupContext& group, Handler heard, Spoilt spoilt);
+  OpNotices(GroupContext& group, Handler received, Spoilt spoilt);
   ~OpNotices();  // as stop()
 
-  // From now on `heard` and `spoilt` are called.
+  // From now on `received` and `spoilt` are called.
   void start();
 
   OpNotices(const OpNotices&) = delete;
   OpNotices& operator=(const OpNotices&) = delete;
 
   // Tells every peer. Does not wait.
-  void tell(const OpNotice& word);
+  void tell(const OpNotice& notice);
 
   // Waits until what was told has come to all peers that can hear it, or `enough`, which is asked again and again with
   // the time that this has taken, says so.
@@ -88,11 +88,11 @@ class OpNotices {
     std::unique_ptr<Transfer> receiving;  // null: nothing comes any more
   };
   void post(int peer);
-  void hear();
+  void receive();
   void take(int peer);
 
   GroupContext& group_;
-  const Handler heard_;
+  const Handler received_;
   const Spoilt spoilt_;
   BufferPool buffers_;
   std::vector<Coming> coming_;  // by rank; the thread's

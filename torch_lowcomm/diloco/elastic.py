@@ -111,8 +111,7 @@ class Elastic(Fixed):
     def completed(self, report: dict[str, Any]) -> dict[str, Any]:
         """As `Fixed.completed`; alive are machines with a sign of life, with sites those as of the last outer step."""
         formed = self._members.formed
-        participating = (
-            report["participating"] if formed is None else len(formed.machines)
-        )  # a rank may carry no stripe
+        # A rank may carry no stripe.
+        participating = report["participating"] if formed is None else len(formed.machines)
         alive = self._alive if self._members.site is not None else len(self._members.alive())
         return {**report, "participating": participating, "alive": alive}

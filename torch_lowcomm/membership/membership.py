@@ -212,7 +212,7 @@ class Membership(NotCopied):
                     continue
                 try:
                     formed = self._connector.connect(number, machines, stripes)
-                except DistBackendError as error:  # somebody left between its word and connecting
+                except DistBackendError as error:  # a machine left after it had agreed to connect
                     failed = str(error)
                     logger.warning("membership: group %d did not connect, forming another: %s", number, error)
                     continue

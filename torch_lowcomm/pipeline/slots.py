@@ -69,7 +69,7 @@ class Slots:
         self._at_end = weakref.finalize(self, _flush, self._memories, os.getpid())
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass  # a folder that nobody can write to is found now, not in the first step
+            pass  # a folder that cannot be written is found now, not in the first step
         # At once: the first step compares what both sides remember. Empty: killed making it.
         for path in sorted(path for path in folder.glob("*.slots") if path.stat().st_size):
             self.memory(Slot.parse(path.stem), *_C.slot_file_shape(str(path)))

@@ -202,17 +202,17 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         Raises:
             ValueError: The state is of another model, of other options, or of other weights.
         """
-        replay = state_dict.get("replay")
-        groups = {key: value for key, value in state_dict.items() if key != "replay"}
 
         def told() -> list[Any]:
+            replay = state_dict.get("replay")
             if replay is None:
                 raise ValueError(f"SeedReplay: state: expected the key 'replay', got {sorted(state_dict)}")
             self._weights.expect_same(replay)
             return [replay["iteration"], replay["checksum"], list(replay["sums"])]
 
         self._ranks.agree("state", told)
-        self._weights.load(replay, lambda: super(SeedReplay, self).load_state_dict(groups))
+        groups = {key: value for key, value in state_dict.items() if key != "replay"}
+        self._weights.load(state_dict["replay"], lambda: super(SeedReplay, self).load_state_dict(groups))
         if self._checkpoint is not None:
             self._checkpoint.restart(self)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +14,7 @@ from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.compare import Finding, distance
 from torch_lowcomm.subspace.embedding import Embedding
-from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.families import NAMES, parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.states import expect_free_blocks
 
@@ -154,6 +155,12 @@ def constrain(
     for name, share in lost.items():
         logger.log(logging.WARNING if trained else logging.DEBUG, "constrain: %s loses %.3g of its norm", name, share)
     return decoder
+
+
+# For help(): the paths of parts by name.
+_own, _keyword = inspect.signature(constrain), inspect.Parameter.KEYWORD_ONLY
+_paths = [inspect.Parameter(name, _keyword, default=None, annotation="str | None") for name in NAMES]
+constrain.__signature__ = _own.replace(parameters=[*list(_own.parameters.values())[:-1], *_paths])  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ _PLAIN = {
     "head": ("head", "lm_head", "output"),
     "positions": ("positions", "wpe", "transformer.wpe", "position_embedding", "pos_embed"),
 }
-_NAMES = (*REQUIRED, "positions", "rotary")
+NAMES = (*REQUIRED, "positions", "rotary")
 
 
 def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
@@ -46,12 +46,12 @@ def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
         TypeError: A name is none of a part.
         ValueError: A part is not found, or is not what it should be; says what the decoder has.
     """
-    unknown = sorted(set(names) - set(_NAMES))
+    unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        raise TypeError(f"parts: expected names among {', '.join(_NAMES)}, got {', '.join(unknown)}")
+        raise TypeError(f"parts: expected names among {', '.join(NAMES)}, got {', '.join(unknown)}")
     given = {role: path for role, path in names.items() if path is not None}
     if is_transformers(decoder) and _has(decoder, TRANSFORMERS.blocks):
-        found = {role: getattr(TRANSFORMERS, role) for role in _NAMES if getattr(TRANSFORMERS, role) is not None}
+        found = {role: getattr(TRANSFORMERS, role) for role in NAMES if getattr(TRANSFORMERS, role) is not None}
         parts = Parts(**(found | given), family="transformers")
     else:
         parts = Parts(**_plain(decoder, given))

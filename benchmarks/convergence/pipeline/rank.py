@@ -229,8 +229,8 @@ class Run:
         return torch.stack(losses).mean().item() if losses else 0.0
 
     def rows(self) -> dict[str, list[list[int]]]:
-        """What the cache has of each boundary of this rank, as Cache.rows()."""
+        """What the cache has of each boundary of this rank, as Slots.rows()."""
         if self.cache is None:
             return {}
         sides = {"received": (self.rank - 1, False), "sent": (self.rank, True)}
-        return {name: self.cache.rows(boundary, sends).tolist() for name, (boundary, sends) in sides.items()}
+        return {name: self.cache.slots.rows(boundary, sends).tolist() for name, (boundary, sends) in sides.items()}

@@ -28,7 +28,7 @@ struct EndpointOptions {
   std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
   std::string interface = "";  // of the machine; empty: all
   std::string rate = "";       // Pace
-  bool dials_only = false;     // nobody can reach it: it does not listen
+  bool dials_only = false;     // no rank can dial it: it does not listen
   std::string relay = "";      // "host:port" of one; empty: a rank that can be reached
   bool relays_all = false;     // it is a relay for groups that it does not belong to
   std::optional<Secret> secret = {};

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <random>
 
 #include "collective/collectives.h"
 #include "collective/exchange.h"
@@ -119,6 +120,29 @@ TEST(Fault, DamagedFramesAreNamedOnEveryRank) {
   std::vector<std::thread> groups;
   for (const Damage& damage : damages)
     groups.emplace_back([&] { expectNamed(damage); });
+  for (auto& group : groups)
+    group.join();
+}
+
+TEST(Fault, NoDamageGoesUnnoticed) {
+  std::vector<std::thread> groups;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    groups.emplace_back([seed] {
+      std::mt19937 generator(seed);
+      const int frame = static_cast<int>(generator() % 8), from = static_cast<int>(generator() % 3);
+      const int to = (from + 1 + static_cast<int>(generator() % 2)) % 3;
+      const uint32_t position = generator(), bit = generator() % 8;
+      Ranks ranks(3);
+      std::atomic<int> seen{0};
+      ranks.hub().tamper([&](int f, int t, Lane lane, std::span<std::byte> bytes) {
+        if (lane != Lane::bulk || f != from || t != to || seen++ != frame) return;
+        bytes[position % bytes.size()] ^= std::byte{1} << bit;
+      });
+      const auto outcomes = ranks.run("all_gather", gather);
+      EXPECT_TRUE(outcomes[to].is<PeerError>()) << "seed " << seed;
+      EXPECT_TRUE(holds(outcomes[to].what(), {"between rank " + std::to_string(to) + " and rank "})) << "seed " << seed;
+    });
+  }
   for (auto& group : groups)
     group.join();
 }

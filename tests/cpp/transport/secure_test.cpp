@@ -23,7 +23,7 @@
 #include "base/error.h"
 #include "transport/tcp_ranks.h"
 
-// Ends of one connection, without endpoints; endpoints with a secret are in secret_endpoint_test.cpp.
+// Ends of one connection, without endpoints; endpoints with a secret are in secret_test.cpp and strangers_test.cpp.
 
 namespace lowcomm {
 namespace {

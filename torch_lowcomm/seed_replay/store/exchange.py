@@ -180,8 +180,9 @@ class StoreExchange(NotCopied):
             ReplayMismatch: The weights differ.
             ConnectionError: The store is lost.
         """
-        wait_s = _CHECK_WAIT * self._pace.deadline_s
-        error = other_weights(self._run, core, self._there, wait_s=wait_s)
+        if self._beat is None:
+            return False  # before join() there is no other machine
+        error = other_weights(self._run, core, self._there, wait_s=_CHECK_WAIT * self._pace.deadline_s)
         if error is None:
             return False
         # Nobody knows whose weights are wrong: with resync, every machine that sees a difference takes a snapshot.
