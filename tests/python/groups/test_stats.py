@@ -1,6 +1,13 @@
-"""The counts of `lc.stats()`: calls, bytes and seconds by group and op (benchmarks/test_linklab.py: those of an interface)."""
+"""The counts of `lc.stats()`: calls, bytes and seconds by group and op; its bytes are those of the network interface."""
+
+import ctypes
+import os
+import pathlib
+import subprocess
+import time
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 
@@ -65,3 +72,52 @@ def _statistics(r):
 def test_statistics(pair, quad):
     pair(_statistics)
     quad(_statistics)
+
+
+def _sent_on_loopback():
+    lines = pathlib.Path("/proc/self/net/dev").read_text().splitlines()  # this namespace's, unlike /sys
+    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
+
+
+def _on_the_wire(r):
+    """Interface bytes / counted bytes of both ranks - 1, by stretch, in a network namespace with no other traffic."""
+    if r.rank == 0:
+        assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        r.say("namespace", os.getpid())
+    else:
+        r.enter(f"/proc/{r.hear('namespace')}/ns/net")
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
+    n = 1 << 20  # 1 MiB of codes at 8 bits
+    mine, out, excess = torch.randn(n), torch.empty(n * r.size), []
+    for stretch in range(3):
+        dist.barrier()
+        time.sleep(0.05)  # the barrier's last bytes belong to no stretch
+        r.say(f"quiet{stretch}.{r.rank}")
+        r.hear(f"quiet{stretch}.{1 - r.rank}")
+        lc.reset_stats()
+        start = _sent_on_loopback()
+        r.say(f"read{stretch}.{r.rank}")
+        r.hear(f"read{stretch}.{1 - r.rank}")
+        for _ in range(8):
+            dist.all_gather_into_tensor(out, mine)
+        r.say(f"done{stretch}.{r.rank}")
+        r.hear(f"done{stretch}.{1 - r.rank}")
+        sent = _sent_on_loopback() - start
+        counted = torch.tensor([lc.stats()[dist.group.WORLD.group_name]["all_gather"]["wire_bytes"]])
+        r.say(f"counted{stretch}.{r.rank}")
+        r.hear(f"counted{stretch}.{1 - r.rank}")
+        dist.all_reduce(counted)
+        excess.append(sent / counted.item() - 1)
+    return excess
+
+
+@pytest.mark.later
+def test_wire_bytes_are_the_interfaces():
+    from links import expect_labs  # ranks import this file too, without the path of the labs
+
+    expect_labs()
+    excess = ranks.run_ranks(_on_the_wire, 2, timeout=90)[0]
+    # A busy machine acknowledges smaller pieces: a quiet stretch must show it.
+    assert any(-0.0005 < e < 0.01 for e in excess), f"interface over counter - 1: {excess}"
+    assert all(-0.0005 < e < 0.02 for e in excess), f"interface over counter - 1: {excess}"

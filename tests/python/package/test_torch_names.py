@@ -3,9 +3,11 @@
 import ast
 import functools
 import re
+import shutil
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
@@ -82,3 +84,28 @@ def test_the_installed_torch_has_them():
         kind = functools.reduce(getattr, owner.split(".")[1:], ProcessGroupGloo)
         made = kind() if "." in owner else kind
         assert [name for name in names if not hasattr(made, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "replacement", "expected"),
+    [
+        (
+            "distributed/fsdp/_fully_shard/_fsdp_param.py",
+            ("_sharded_local_tensor", "_local_shard"),
+            "FSDPParam has no _sharded_local_tensor",
+        ),
+        ("distributed/tensor/_utils.py", None, "the module has no compute_local_shape_and_global_offset"),
+    ],
+    ids=["a name is gone", "a file is gone"],
+)
+def test_a_change_of_torchs_is_found(tmp_path, file, replacement, expected):
+    for uses in torch_names.USES:
+        (tmp_path / "torch" / uses.file).parent.mkdir(parents=True, exist_ok=True)
+        if (SITE / "torch" / uses.file).exists():
+            shutil.copy(SITE / "torch" / uses.file, tmp_path / "torch" / uses.file)
+    changed = tmp_path / "torch" / file
+    if replacement:
+        changed.write_text(changed.read_text().replace(*replacement))
+    else:
+        changed.unlink()
+    assert any(expected in line for line in torch_names.missing(tmp_path))

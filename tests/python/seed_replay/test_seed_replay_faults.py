@@ -1,6 +1,7 @@
 """Seed replay when machines die, stop, wake up or are slow: the others go on and end with the same weights."""
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -69,8 +70,8 @@ def _signal_around(machine, phase, signum):
     machine.step = step
 
 
-def _killed(r, port, phase):
-    machine = Machine(port, f"machine{r.rank}", min_machines=3).join()
+def _killed(r, port, phase, options):
+    machine = Machine(port, f"machine{r.rank}", min_machines=3, **options).join()
     if r.rank == 2:
         _signal_around(machine, phase, signal.SIGKILL)
     machine.until(AT + 10)
@@ -79,10 +80,19 @@ def _killed(r, port, phase):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("phase", ["before posting", "before writing the set", "after telling", "after applying"])
-def test_goes_on_without_a_killed_machine(store, phase):
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [
+        ("before posting", {}),
+        ("before posting", {"deadline_least_s": 1000, "deadline_most_s": 1000}),  # a dead machine is not a slow one
+        ("before writing the set", {}),
+        ("after telling", {}),
+        ("after applying", {}),
+    ],
+)
+def test_goes_on_without_a_killed_machine(store, phase, options):
     first, second, _ = ranks.run_ranks(
-        _killed, 3, store.port, phase, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
+        _killed, 3, store.port, phase, options, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
     )
     expect_alike([first[:2], second[:2]])
     there = machines_by_iteration(first[1])
@@ -167,6 +177,49 @@ def _all_gone(r, port):
 def test_a_late_machine_takes_over(store):
     allowed = dict.fromkeys((0, 1), -signal.SIGKILL)
     ranks.run_ranks(_all_gone, 3, store.port, timeout=DEADLINE_S, allow_exit=allowed)
+
+
+def _harassed(r, port, rounds, snapshot_every):
+    """The last rank stops the machines at random, for shorter and longer than they wait for each other."""
+    draw = random.Random(10 + r.rank)
+    if r.rank == r.size - 1:
+        pids = [int(r.hear(f"pid{q}", DEADLINE_S)) for q in range(r.rank)]
+        for _ in range(rounds):
+            stopped = draw.sample(pids, draw.randint(1, len(pids)))
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(draw.choice([0.01, 0.05, 0.3, 1.5]))
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(draw.random() / 2)
+        r.say("over")
+        return None
+    impatient = {"lost_after_s": 1.0, "deadline_factor": 2.0, "deadline_least_s": 0.2, "deadline_most_s": 0.5}
+    options = impatient | {"min_machines": 1, "chunk": 4, "snapshot_every": snapshot_every}
+    machine = Machine(port, f"machine{r.rank}", **options).join()
+    r.say(f"pid{r.rank}", os.getpid())
+    while not r.path("over").exists():
+        machine.step()
+        if draw.random() < 0.01:
+            machine.exchange.leave()
+            if draw.random() < 0.5:  # as a program that starts again, with the first weights
+                machine = Machine(port, f"machine{r.rank}", **options)
+            machine.join()
+    machine.exchange.leave()
+    machine.given |= {"deadline_least_s": 20.0, "deadline_most_s": 20.0, "lost_after_s": 10.0}
+    machine.reach(port).join()
+    return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == r.size - 1), machine.core.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snapshot_every", [0, 8])
+def test_machines_stopped_at_random_end_alike(store, snapshot_every):
+    ends = ranks.run_ranks(_harassed, 4, store.port, 8, snapshot_every, timeout=DEADLINE_S)[:3]
+    expect_alike([end[:2] for end in ends])
+    if snapshot_every == 0:
+        expect_alike(ends)
+        there = machines_by_iteration(ends[0][2])
+        assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
 
 
 def _silence(exchange):

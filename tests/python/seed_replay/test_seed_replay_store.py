@@ -10,11 +10,13 @@ from datetime import timedelta
 
 import pytest
 import ranks
+import torch
 import torch.distributed as dist
-from seed_replay_core import Machine, end_together
+from seed_replay_core import OPTIONS, Machine, end_together
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay import ReplayMismatch, StoreExchange
+from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.keys import RunStore
 
 DEADLINE_S = 120
@@ -59,6 +61,23 @@ def test_what_a_gradient_sends(store, samples, most):
     size, iterations = 4, 140
     sent = ranks.run_ranks(_counted, size, store.port, iterations, samples, timeout=DEADLINE_S)
     assert sum(sent) / (iterations * size * samples) <= most, sent
+
+
+def test_what_is_agreed_is_short():
+    """Machines that are the record's are not named again; those let in, and those of no record, are."""
+    core = _C.SeedReplay([("weight", torch.zeros(4), True, 0)], OPTIONS)
+    record = core.record([core.message(m, [0.5]) for m in (7, 2**64 - 1)], lr=0.1, weight_decay=0.0)
+    assert len(Commit(0, record, (7, 2**64 - 1), 2, 7).encode()) == 18 + len(record)
+    for agreed in (
+        Commit(-1, b"", (7, 2**64 - 1), 3, 2**64 - 1),
+        Commit(2**40, b"no record", (5,), 70_000, 5, 2),
+        Commit(0, record, (7, 2**64 - 1), 2, 2**64 - 1),
+        Commit(0, record, (7, 2**64 - 1, 3), 3, 7),
+    ):
+        assert Commit.decode(agreed.encode()) == agreed
+    for short in (b"", b"x" * 17, Commit(1, b"", (7,), 1, 7).encode()[:20]):
+        with pytest.raises(ValueError, match="expected what machines agreed on, got"):
+            Commit.decode(short)
 
 
 def _late(r, port, chunk):

@@ -64,6 +64,32 @@ def test_four_ranks(quad, policy):
     quad(_given_up, policy, timeout=DEADLINE_S)
 
 
+def _residual(r):
+    """A sum with error feedback that is given up leaves the residual as it was."""
+    r.init("lowcomm", pg_options=lc.Options(transport="tcp"))
+    store = dist.distributed_c10d._get_default_store()
+    residual = lc.Residual(torch.empty(50_000))
+    for step in range(2):
+        values = torch.linspace(-1, 1, 50_000) ** (step + 1) * (r.rank + 1)
+        before = residual.value.clone()
+        if r.rank == 0:
+            store.wait([f"given up {step}"])
+        work = lc.all_reduce(values.clone(), codec="sym4", residual=residual, async_op=True)
+        if r.rank == 1:
+            lc.cancel(work)
+            store.set(f"given up {step}", "")
+        with pytest.raises(dist.DistBackendError, match="was given up by rank 1 .*: its program cancelled it"):
+            work.wait()
+        assert torch.equal(residual.value, before)
+        lc.all_reduce(values, codec="sym4", residual=residual)
+        assert not torch.equal(residual.value, before)
+    dist.destroy_process_group()
+
+
+def test_error_feedback_is_not_touched(pair):
+    pair(_residual, timeout=DEADLINE_S)
+
+
 def _messages(r, policy, size):
     """Each end gives up the second of three messages of a tag, which the other end posts later; the others are right."""
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, transport="tcp", connections=2))
