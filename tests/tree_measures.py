@@ -40,9 +40,9 @@ WANTED = {
     "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
-    "lines of csrc": (1, 46_400),
+    "lines of csrc": (1, 46_350),
     "lines of torch_lowcomm": (1, 20_250),
-    "lines of tests": (1, 61_500),
+    "lines of tests": (1, 61_800),
     "lines of benchmark programs": (1, 15_500),
 }
 # Comments that name no subject ("Of a receive: the sender"), or nobody in a null's place.

@@ -46,7 +46,7 @@ OTHERS = {  # with what holds its rows
     "diloco_lab": ("links", []),
     "nanogpt_wan": ("winners", ["--curves", "curves.json"]),  # it has no gates
     "pipelines": ("links", ["--only", "100mbit", "--repetitions", "1"]),
-    "seed_replay_cost": ("loss", ["--only", "loss"]),
+    "seed_replay_cost": ("steps", ["--only", "time"]),
     "subspace_links": ("settings", []),
 }
 
