@@ -122,12 +122,13 @@ def _started_again(act: Act) -> Iterator[None]:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only its exit status is left."""
+    """Whether a process is gone, or only its exit status is left: its other threads hold its sockets until they end."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     except FileNotFoundError:
         return True
-    return state in "ZX"
+    return state in "ZX" and len(threads) <= 1
 
 
 def _another_process(act: Act) -> Iterator[None]:
