@@ -41,6 +41,7 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     "lines of csrc": (1, 46_350),
+    # Raised by 50 for the objects that DiLoCoX, SeedReplay, Cache and TwoLevel became: no class is over 250 lines since.
     "lines of torch_lowcomm": (1, 20_250),
     "lines of tests": (1, 61_800),
     "lines of benchmark programs": (1, 15_500),

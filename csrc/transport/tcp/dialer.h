@@ -90,7 +90,7 @@ class Dialer {
   void lost(const std::string& why);
   void stop() { dial_.reset(); }
 
-  // A connection to the peer by a relay, on which the peer is about to say its Hello; an empty one if there is none.
+  // Returns a relayed connection to the peer, which sends its Hello on it next; empty if no relay has joined one.
   Fd takeJoined() { return std::move(joined_); }
 
   // A process that calls itself the peer has another secret. Any process can, so that is only reported where no
