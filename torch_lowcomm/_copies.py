@@ -16,7 +16,6 @@ FIELDS = (
     "flight_record",
     "encode_on_device",
     "nccl",
-    "transport",
 )
 
 

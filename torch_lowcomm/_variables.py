@@ -31,7 +31,6 @@ KNOWN = (
     "LOWCOMM_SECRET_FILE",
     "LOWCOMM_SEED",
     "LOWCOMM_SOCKET_IFNAME",
-    "LOWCOMM_TRANSPORT",
 )
 _OURS = "LOWCOMM_"
 _TESTS = "LOWCOMM_TEST_"  # read by the project's tests

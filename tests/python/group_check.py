@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 
 def check_group(r, group=None, members=None):
-    """The ops lowcomm does itself and one of gloo's, on a group; every result checked."""
+    """Three ops on a group; every result checked."""
     members = list(range(r.size)) if members is None else members
     n, me = len(members), members.index(r.rank)
     out = torch.empty(3 * n)

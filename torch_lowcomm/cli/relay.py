@@ -1,4 +1,4 @@
-"""Be a relay: where ranks of `transport="tcp"` meet that cannot reach each other.
+"""Be a relay: where ranks meet that cannot reach each other.
 
 Those ranks have LOWCOMM_RELAY=HOST:PORT. The relay passes on what they say, of which it can read nothing where they have a
 secret. With LOWCOMM_SECRET or LOWCOMM_SECRET_FILE it serves ranks that have that secret, else all who ask, 128 connections of

@@ -1,6 +1,6 @@
 """Print a new secret: `python -m torch_lowcomm secret > ~/.lowcomm`, which every machine then gets by a safe way.
 
-All ranks of a job are started with LOWCOMM_SECRET_FILE=~/.lowcomm and LOWCOMM_TRANSPORT=tcp. A file that the secret is
+All ranks of a job are started with LOWCOMM_SECRET_FILE=~/.lowcomm. A file that the secret is
 written to becomes one that only its owner may read; others are refused.
 """
 

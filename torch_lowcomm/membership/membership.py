@@ -10,7 +10,6 @@ from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._create import without_nccl
 from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -97,7 +96,7 @@ class Membership(NotCopied):
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
         self._id, self._timeout_s = machine_id, timeout.total_seconds()
         groups = PrefixStore("lowcomm/groups", store)
-        self._connector = Connector(groups, machine_id, self._site, without_nccl(options), timeout)
+        self._connector = Connector(groups, machine_id, self._site, options or _C.Options(), timeout)
         self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
         self._site.told(lambda: self._lead(store, lost_after_s, min_machines=min_machines, patience_s=patience_s))

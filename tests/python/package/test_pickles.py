@@ -18,9 +18,7 @@ def test_codecs_options_and_residuals_are_copied(way):
     codec = WAYS[way](lc.codec("gauss4"))
     x = torch.randn(512, generator=torch.Generator().manual_seed(0))
     assert torch.equal(codec.encode(x), lc.codec("gauss4").encode(x))
-    options = lc.Options(
-        policy="all_gather=minmax8", timeout=timedelta(seconds=7), encode_on_device=True, transport="tcp"
-    )
+    options = lc.Options(policy="all_gather=minmax8", timeout=timedelta(seconds=7), encode_on_device=True)
     made = WAYS[way](options)
     names = [name for name in dir(lc.Options) if not name.startswith("_") and name != "backend"]
     assert "ring_from" in names

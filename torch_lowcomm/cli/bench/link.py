@@ -11,8 +11,8 @@ columns
                  seconds / the time that they took. This leaves out TCP's start and the burst of a shaper
   a->b*, b->a*   goodput with both ways busy
 Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
-the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. With LOWCOMM_TRANSPORT=tcp every two
-ranks have a line on the connections of the backend itself.
+the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. Then every two ranks have a
+line on the connections of the backend itself.
 """
 
 import argparse
@@ -236,7 +236,7 @@ def _ways(ways: list[list[dict[str, Any]]]) -> list[str]:
             ciphers = "/".join(sorted({one["cipher"] or "none" for one in found}))
             made = sum(one["times_made"] for one in found)
             lines.append(
-                f"# rank {rank}, rank {peer}: {len(found)} connections of transport tcp, made {made} times, "
+                f"# rank {rank}, rank {peer}: {len(found)} connections, made {made} times, "
                 f"least round trip {1e6 * least:.1f} us, congestion control {controls}, cipher {ciphers}"
             )
     return lines
