@@ -161,7 +161,8 @@ def test_replicas_send_coordinates(quad, how):
         assert left == numbers - constrained + coordinates
         assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
         assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
-        assert abs(fewer_coded / coded - fewer / whole) < 0.05
+        # DDP's hook sends small parameters exactly, coordinates among them.
+        assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
 
 
 def _averages(r):
