@@ -67,8 +67,6 @@ class Options(Backend.Options):
         connections: Connections to every peer for bulk data, 1 … 64; frames take them in turn. Use more where one TCP stream
             does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1, or
             16 to a peer with a round trip of 5 ms or more, if BBR cannot be had or there are other peers).
-        ring_from: Number of ranks from which on an all_gather goes around a ring, where each rank sends to the next rank only
-            (LOWCOMM_RING_FROM; 0 for never).
         flight_record: Number of the group's last ops and messages that `flight_record()` shows, 0 … 65,536. Ranks may differ
             (LOWCOMM_FLIGHT_RECORD; 64).
         encode_on_device: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False,
@@ -91,7 +89,6 @@ class Options(Backend.Options):
         seed: int | None = None,
         chunk_bytes: int | None = None,
         connections: int | None = None,
-        ring_from: int | None = None,
         flight_record: int | None = None,
         encode_on_device: bool | None = None,
         nccl: bool | None = None,
@@ -110,8 +107,6 @@ class Options(Backend.Options):
     def chunk_bytes(self) -> int | None: ...
     @property
     def connections(self) -> int | None: ...
-    @property
-    def ring_from(self) -> int | None: ...
     @property
     def flight_record(self) -> int | None: ...
     @property

@@ -12,7 +12,6 @@ FIELDS = (
     "seed",
     "chunk_bytes",
     "connections",
-    "ring_from",
     "flight_record",
     "encode_on_device",
     "nccl",

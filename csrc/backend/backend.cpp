@@ -31,7 +31,6 @@ KeyValues greeting(const Settings& settings) {
       {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)},
       {"connections", settings.connectionsText()},
-      {"ring_from", std::to_string(settings.ring_from)},
       {"secret", settings.secret ? "yes" : "no"},
       {"nccl", settings.nccl ? "1" : "0"},
   };
@@ -45,7 +44,6 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
   config.epoch = epoch;
   config.chunk_bytes = settings.chunk_bytes;
   config.connections = settings.turns();
-  config.ring_from = static_cast<int>(std::min<uint64_t>(settings.ring_from, INT_MAX));
   config.timeout = group.options->timeout;
   config.flight_record = settings.flight_record;
   if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;

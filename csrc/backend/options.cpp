@@ -91,7 +91,6 @@ Settings fill(const Options& o, Lookup lookup) {
                                  kMinChunkBytes, kMaxChunkBytes);
   settings.connections =
       integer(lookup, o.connections, "connections", "LOWCOMM_CONNECTIONS", settings.connections, 1, kMostConnections);
-  settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
   settings.encode_on_device = integer(lookup, number(o.encode_on_device), "encode_on_device",
@@ -128,7 +127,6 @@ void Options::inherit(const Settings& parent) {
   fill(seed, parent.seed);
   fill(chunk_bytes, parent.chunk_bytes);
   if (parent.connections > 0) fill(connections, parent.connections);
-  fill(ring_from, parent.ring_from);
   fill(flight_record, parent.flight_record);
   if (!encode_on_device) encode_on_device = parent.encode_on_device;
   if (!nccl) nccl = parent.nccl;
@@ -139,8 +137,8 @@ std::string Options::repr() const {
   auto truth = [](const std::optional<bool>& value) { return value ? (*value ? "True" : "False") : "None"; };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
          ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
-         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
-         ", encode_on_device=" + truth(encode_on_device) + ", nccl=" + truth(nccl) +
+         ", flight_record=" + shown(flight_record) + ", encode_on_device=" + truth(encode_on_device) +
+         ", nccl=" + truth(nccl) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -53,7 +53,6 @@ struct Settings {
   uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
   uint64_t connections = 0;          // to every peer, for bulk; 0: as many as it needs (connectTcp)
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
-  uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
   bool encode_on_device = false;     // CUDA tensors that are coded are coded where they are; each rank's own affair
   // Whether NCCL serves exact ops of CUDA tensors. It has ports of its own, dials every rank, and ends the process
   // where a connection is lost.
@@ -70,7 +69,7 @@ struct Settings {
 void checkTimeout(std::chrono::milliseconds timeout);
 
 // The options that a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
-// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_FLIGHT_RECORD,
 // LOWCOMM_ENCODE_ON_DEVICE, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that
 // is made next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the
 // same object to every group, so a group copies it.
@@ -82,7 +81,6 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> seed;
   std::optional<int64_t> chunk_bytes;
   std::optional<int64_t> connections;
-  std::optional<int64_t> ring_from;
   std::optional<int64_t> flight_record;
   std::optional<bool> encode_on_device;
   std::optional<bool> nccl;

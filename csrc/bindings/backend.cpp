@@ -160,8 +160,7 @@ void bindBackend(py::module_& m) {
       "fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload\n"
       "a frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS; 1, or\n"
       "16 to a far peer where one TCP stream does not fill the link),\n"
-      "ring_from (LOWCOMM_RING_FROM, 0: never): from so many\n"
-      "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
+      "flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
       "`flight_record()` shows; 0: none), encode_on_device (LOWCOMM_ENCODE_ON_DEVICE, 0; 1: CUDA tensors that are "
       "coded are coded where\n"
       "they are), nccl (LOWCOMM_NCCL, 0: exact CUDA tensors go through host memory; True or 1: NCCL carries them, and\n"
@@ -171,15 +170,14 @@ void bindBackend(py::module_& m) {
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
-                       std::optional<int64_t> ring_from, std::optional<int64_t> flight_record,
-                       std::optional<bool> encode_on_device, std::optional<bool> nccl) {
+                       std::optional<int64_t> flight_record, std::optional<bool> encode_on_device,
+                       std::optional<bool> nccl) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
              options->seed = seed;
              options->chunk_bytes = chunk_bytes;
              options->connections = connections;
-             options->ring_from = ring_from;
              options->flight_record = flight_record;
              options->encode_on_device = encode_on_device;
              options->nccl = nccl;
@@ -192,15 +190,13 @@ void bindBackend(py::module_& m) {
            }),
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
-           py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
-           py::arg("flight_record") = py::none(), py::arg("encode_on_device") = py::none(),
-           py::arg("nccl") = py::none())
+           py::arg("connections") = py::none(), py::arg("flight_record") = py::none(),
+           py::arg("encode_on_device") = py::none(), py::arg("nccl") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
       .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
       .def_property_readonly("connections", [](const Options& o) { return o.connections; })
-      .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
       .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
       .def_property_readonly("encode_on_device", [](const Options& o) { return o.encode_on_device; })
       .def_property_readonly("nccl", [](const Options& o) { return o.nccl; })

@@ -21,7 +21,7 @@ def test_codecs_options_and_residuals_are_copied(way):
     options = lc.Options(policy="all_gather=minmax8", timeout=timedelta(seconds=7), encode_on_device=True)
     made = WAYS[way](options)
     names = [name for name in dir(lc.Options) if not name.startswith("_") and name != "backend"]
-    assert "ring_from" in names
+    assert "connections" in names
     assert [getattr(made, name) for name in names] == [getattr(options, name) for name in names]
     residual = lc.Residual(torch.zeros(2, 3))
     residual.load_state_dict({"value": torch.arange(6.0).view(2, 3)})
