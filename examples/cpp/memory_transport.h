@@ -9,8 +9,9 @@
 
 namespace lowcomm {
 
-// Ranks as threads of one process: a hub hands out one Transport a rank. Sends rendezvous with receives as the TCP transport's do (a
-// send is done when its receive has the bytes), so tests meet the same deadlocks and the same half-duplex.
+// Ranks as threads of one process: a hub hands out one Transport a rank. Sends rendezvous with receives as the TCP
+// transport's do (a send is done when its receive has the bytes), so tests meet the same deadlocks and the same
+// half-duplex.
 class MemoryHub {
  public:
   explicit MemoryHub(int size);

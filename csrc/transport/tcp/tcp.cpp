@@ -91,7 +91,6 @@ class TcpTransport final : public Transport {
     }
   }
 
-
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     channel(lane, peer, tag).closeTag(tag);
     endpoint_->wake();
