@@ -186,8 +186,15 @@ void AnnouncementBoard::receiveFrom(int peer) {
     receives = &receives_.emplace_back();
   }
   PostedReceives& posted = *receives;
+  // A peer that has left can be posted no receive; those that were posted may hold what it sent before.
+  std::optional<TransportError> left;
   const auto post = [&](PostedReceive& one) {
-    one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
+    one.receiving.reset();
+    try {
+      if (!left) one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
+    } catch (const TransportError& error) {
+      left = error;
+    }
   };
   try {
     for (PostedReceive& one : posted) {
@@ -195,6 +202,7 @@ void AnnouncementBoard::receiveFrom(int peer) {
       post(one);
     }
     for (size_t i = 0;; i = (i + 1) % kAhead) {
+      if (!posted[i].receiving) throw *left;
       posted[i].receiving->wait(kForEver);
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
