@@ -63,9 +63,6 @@ class Boundary:
             cache: What is remembered of samples.
             unit: What is coded without regard to the rest of a message, as `unit_of` has it.
             slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
-
-        Raises:
-            ValueError: There is no such unit.
         """
         expect_unit(unit)
         self._backend, self._peer, self.number = backend, peer, number
@@ -79,19 +76,13 @@ class Boundary:
     def send(
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None = None
     ) -> _C.ChannelMessage:
-        """Sends a tensor; nobody reads it afterwards.
+        """Sends a tensor; nothing reads it afterwards. Returns the message, to be waited for.
 
         Args:
-            tensor: On any device.
+            tensor: On any device; with samples it has a row for each.
             place: Which of the step's messages it is.
             codec: Of the tensor, or with samples of their changes; "": exact.
-            samples: With a cache, the number of each row.
-
-        Returns:
-            The message, to be waited for.
-
-        Raises:
-            ValueError: The tensor has not a row for each sample, a sample is under way, or the place has no channel.
+            samples: With a cache, the number of each row; none of them may be under way.
         """
         channel, memory, samples = self._channel(tensor, place, codec, samples, sends=True)
         visited = min((memory.version(sample) for sample in samples), default=0) if memory and self._changes.open else 0
@@ -120,12 +111,7 @@ class Boundary:
         self._shapes.send(numbers, []).wait()
 
     def recv_shapes(self) -> Any:
-        """Waits for what the other side tells.
-
-        Raises:
-            ValueError: It is no description of tensors, or a larger one than there can be.
-            torch.distributed.DistBackendError: The other side has failed or is gone, or the network.
-        """
+        """Waits for the descriptions of tensors that the other side sends."""
         size = torch.empty(1, dtype=torch.int64)
         self._shapes.recv(size, []).wait()
         numbers = room_for(int(size))
@@ -228,11 +214,7 @@ class Boundary:
             self._block.withdraw(why)
 
     def resume(self) -> None:
-        """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it.
-
-        Raises:
-            torch.distributed.DistBackendError: The peer or the network failed.
-        """
+        """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it."""
         self._block.resume()
         self._contexts.clear()
         self.__dict__.pop("_shapes", None)
@@ -241,14 +223,11 @@ class Boundary:
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:
         """Compares how both sides were made, and forgets samples of activations that go one way where the two differ.
 
-        Both sides call it.
+        Both sides call it, and both raise ValueError where they were made differently, or only one of them has a cache.
 
         Args:
             said: What both must have equal, by name; the options of their caches are added.
             sends: Whether this side sends the activations.
-
-        Raises:
-            ValueError: The sides were made differently, or one of them has a cache and the other has none; on both.
         """
         cache = self._cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.slots.rows(self.slot, sends)

@@ -52,11 +52,7 @@ def _has(module: torch.nn.Module, name: str) -> bool:
 
 
 def boundary_module(submodule: torch.nn.Module) -> BoundaryModule:
-    """The interface of a stage's module.
-
-    Raises:
-        TypeError: The module has a part of the interface.
-    """
+    """The interface of a stage's module; one that has a part of it is a TypeError."""
     module = without_ddp(submodule)
     missing = [name for name in NAMES if not _has(module, name)]
     if len(missing) == len(NAMES):

@@ -94,10 +94,8 @@ class Cache(NotCopied):
         return forward if self._overflow == "stateless" else self._overflow or ""
 
     def expect_room(self, samples: Sequence[int]) -> None:
-        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank.
-
-        Raises:
-            ValueError: They do not fit. A boundary that has had no message yet is not known here; its message will raise.
+        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank. A
+        boundary that has had no message yet is not known here; its message will raise.
         """
         if self._overflow != "error" or self._max_bytes is None:
             return
@@ -172,7 +170,8 @@ class Cache(NotCopied):
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
 
         `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it. The next step
-        compares both sides of each boundary, so that a slot which has come to one side alone is a first visit.
+        compares both sides of each boundary: a slot that has come to one side alone is a first visit, and so are those that were
+        under way when a peer or the network failed.
 
         Args:
             owners: int64 [samples], for each sample the rank in `group` that is to have it; -1: it stays where it is.
@@ -181,11 +180,6 @@ class Cache(NotCopied):
         Returns:
             How many slots this rank gave, and how many it took. `stats()["forgotten"]["no_room"]` counts those that did not fit
             into max_bytes.
-
-        Raises:
-            ValueError: An owner is no rank of the group.
-            OSError: A slot cannot be read or written.
-            torch.distributed.DistBackendError: A peer or the network failed. Slots that were under way are first visits then.
         """
         ranks = dist.get_world_size(group)
         if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < ranks):

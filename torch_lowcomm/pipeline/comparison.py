@@ -24,11 +24,7 @@ def compare(
         rows: int64 [rows, 4], what is remembered here.
 
     Returns:
-        The other side's rows.
-
-    Raises:
-        ValueError: The two sides say different things; on both, with both values.
-        torch.distributed.DistBackendError: The peer or the network failed.
+        The other side's rows. Where the two say different things, both raise ValueError with both values.
     """
     channel = channel_of_numbers(backend, peer, _FIRST_CHANNEL + number, edge=f"caches of {where}")
     text = torch.tensor(list("\n".join(f"{name}={value}" for name, value in said.items()).encode()), dtype=torch.int64)

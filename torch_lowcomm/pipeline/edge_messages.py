@@ -12,12 +12,7 @@ from torch_lowcomm.pipeline.boundary import Boundary, Message, Place, Receive, w
 
 
 class EdgeMessages:
-    """The messages of one end. An error fails both ends.
-
-    Args:
-        side: This end's channels.
-        name: The edge's, which begins errors.
-        backward: The codec of gradients.
+    """The messages of one end, whose gradients have the codec `backward`. An error fails both ends, and begins with `name`.
 
     Attributes:
         sent: Messages that were sent since the edge began.

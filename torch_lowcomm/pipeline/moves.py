@@ -27,18 +27,10 @@ class _Row(NamedTuple):
 
 
 def move_slots(slots: Slots, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
-    """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it.
+    """Gives the slots of samples that another replica owns to this one, as `Cache.move` says; returns how many it gave and took.
 
     Slots go in rounds. A rank lets go of a round's slots once they have arrived, and takes those that it gets unless it has one
     of as many updates, or has no room.
-
-    Args:
-        slots: This rank's.
-        owners: int64 [samples], the rank in `group` that is to have each sample; -1: it stays where it is.
-        group: The ranks of the stage, one a replica.
-
-    Returns:
-        How many slots this rank gave, and how many it took.
     """
     ranks = dist.get_world_size(group)
     mine = list(_rounds(slots, owners, dist.get_rank(group), ranks))

@@ -16,13 +16,7 @@ from torch_lowcomm import _C
 
 
 class Slot(NamedTuple):
-    """One tensor of one boundary, on one side of it.
-
-    Attributes:
-        boundary: The index of the stage before the boundary.
-        position: The tensor's place among those that cross it.
-        sends: Whether this rank has the stage before it.
-    """
+    """One tensor of one boundary, on one side of it: `sends` where this rank has the stage before it."""
 
     boundary: int
     position: int
@@ -33,11 +27,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Slot:
-        """The slot that str() has named so.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """The slot that str() has named so."""
         match = re.fullmatch(r"(\d+)\.(\d+)\.(sent|received)", text)
         if match is None:
             raise ValueError(f"slot: expected 'boundary.position.sent' or 'boundary.position.received', got {text!r}")
@@ -45,18 +35,7 @@ class Slot(NamedTuple):
 
 
 class Slots:
-    """The memories of one rank, by tensor, boundary and side.
-
-    Args:
-        store: What slots are kept in, as `lc.pipeline.Cache` takes it; so are the others.
-        folder: Where their files are; None: in RAM.
-        run: A name that the files carry.
-        max_bytes: What the slots of one memory may take; None: no bound.
-
-    Raises:
-        ValueError: A file of the folder is of another run, store, machine or format, or is cut or damaged in its header.
-        OSError: The folder, or a file of it, cannot be made, read or written, or another cache has it open.
-    """
+    """The memories of one rank, by tensor, boundary and side; arguments and errors are those of `lc.pipeline.Cache`."""
 
     def __init__(self, store: str, folder: Path | None, run: str, max_bytes: int | None) -> None:
         self._store, self.folder, self._run, self._max_bytes = store, folder, run, max_bytes
@@ -80,16 +59,13 @@ class Slots:
         return "" if self._store in ("fp32", "fp16", "bf16") else self._store
 
     def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
-        """The memory of one tensor of one boundary, made where there is none.
+        """The memory of one tensor of one boundary, made where there is none; one of another size or unit is refused.
 
         Args:
             slot: The tensor, boundary and side.
             elements: Of the tensor, for one sample.
             channels: Its last dimension.
             unit: Elements that the store codes without regard to the others; 0: all together.
-
-        Raises:
-            ValueError: There is one of another size or unit, or the store's codec does not take such a tensor.
         """
         memory, where = self._memories.get(slot), "" if self.folder is None else f" (in {self.folder})"
         if memory is None:
@@ -133,11 +109,7 @@ class Slots:
         return failed
 
     def close(self) -> None:
-        """Flushes and lets the files go, all of them also where one cannot be written. Idempotent.
-
-        Raises:
-            OSError: A slot could not be written.
-        """
+        """Flushes and lets the files go, all of them also where one cannot be written. Idempotent."""
         if self.folder is not None:
             self._at_end.detach()
         for error in self.each(_C.SampleMemory.close):
@@ -154,11 +126,7 @@ class Slots:
         return torch.tensor(rows, dtype=torch.int64).view(-1, 4)
 
     def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> int:
-        """Forgets at a boundary each sample that the other side, whose rows are given, does not have with the same bits.
-
-        Returns:
-            How many it forgot.
-        """
+        """Forgets at a boundary each sample that the other side, whose rows are given, does not have with the same bits."""
         equal = set(map(tuple, theirs.tolist()))
         mine = self.rows(boundary, sends).tolist()
         forgotten = [(position, sample) for position, sample, *rest in mine if (position, sample, *rest) not in equal]

@@ -115,11 +115,9 @@ class Stage(NotCopied, PipelineStage):
         return self._messages.boundaries
 
     def options_to_compare(self, *, sends: bool) -> dict[str, str]:
-        """Options that must equal those of the stage behind this one, or with `sends` false before it.
-
-        Returns:
-            The number of stages; where torch was given them, the tensors of a micro-batch that cross the boundary; and the
-            module's `message_options`.
+        """Options that must equal those of the stage behind this one, or with `sends` false before it: the number of stages,
+        the unit, where torch was given them the tensors of a micro-batch that cross the boundary, and the module's
+        `message_options`.
         """
         tensors = self._outputs if sends else self._inputs
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
@@ -132,11 +130,7 @@ class Stage(NotCopied, PipelineStage):
         self._messages.fail(why)
 
     def resume(self) -> None:
-        """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this.
-
-        Raises:
-            torch.distributed.DistBackendError: A peer or the network failed.
-        """
+        """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this."""
         self._messages.resume()
         if self._cache is not None:
             self._cache.recover()
@@ -151,11 +145,7 @@ class Stage(NotCopied, PipelineStage):
         self._messages.failure = ""
 
     def expect_micro_batches(self, count: int) -> None:
-        """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.
-
-        Raises:
-            ValueError: The stage has been in a schedule of another number.
-        """
+        """Refuses a schedule of another number of micro-batches than before: torch keeps the buffers of the first one's."""
         if self._micro_batches not in (None, count):
             raise ValueError(
                 f"stage {self.stage_index}: expected a schedule of {self._micro_batches} micro-batches, as before, got {count}"
@@ -189,11 +179,7 @@ class Stage(NotCopied, PipelineStage):
             return self._messages.boundary_to(src_stage).recv_shapes()
 
     def clear_runtime_states(self) -> None:
-        """Begins a step; torch's schedules call this.
-
-        Raises:
-            RuntimeError: An earlier step failed, here or at a stage next to this one.
-        """
+        """Begins a step, unless an earlier one failed, here or at a stage next to this one; torch's schedules call this."""
         self._messages.expect_none_failed()
         self.finish()
         super().clear_runtime_states()

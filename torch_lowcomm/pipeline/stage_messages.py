@@ -31,12 +31,8 @@ class StageCodecs:
 
 
 class StageMessages:
-    """What a stage sends and receives in a step, and why its last step failed.
-
-    Args:
-        stage: Whose messages they are: its place, its peers and whether it has a backward pass are asked of it.
-        module: The interface of its module.
-        codecs: Of its messages.
+    """What a stage sends and receives in a step, and why its last step failed. Of `stage` it asks its place, its peers and
+    whether it has a backward pass.
     """
 
     def __init__(self, stage: PipelineStage, module: BoundaryModule, codecs: StageCodecs) -> None:
@@ -121,11 +117,7 @@ class StageMessages:
         self._wait(self._receives.pop((True, chunk), []))
 
     def compare_context(self, chunk: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Forms a micro-batch's numbers, and compares them with those that came with its activations.
-
-        Raises:
-            ValueError: They differ; with both values.
-        """
+        """Forms a micro-batch's numbers, and compares them with those that came with its activations."""
         self._context.form(chunk, args, kwargs)
 
     def finish(self) -> None:
@@ -151,11 +143,7 @@ class StageMessages:
             side.resume()
 
     def expect_none_failed(self) -> None:
-        """At the beginning of a step.
-
-        Raises:
-            RuntimeError: An earlier step failed, here or at a stage next to this one.
-        """
+        """At the beginning of a step: raises RuntimeError where an earlier one failed, here or at a stage next to this one."""
         if self._receives:
             self.fail(f"{self._name}: the step before was broken off")
         for side in self.boundaries:

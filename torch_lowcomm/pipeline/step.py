@@ -170,11 +170,7 @@ def _loads(stages: list[Stage]) -> int:
 
 
 def _compare(schedule: Any, stages: list[Stage]) -> None:
-    """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank.
-
-    Raises:
-        ValueError: Two sides were made differently, or one has a cache and the other has none; on both.
-    """
+    """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank."""
     said = {"schedule": type(schedule).__name__, "micro-batches": str(schedule._n_microbatches)}
     sides = [
         (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries

@@ -44,10 +44,6 @@ class Anchor(nn.Module):
             sigma: The rows' standard deviation.
             fixed: "signs": ±sigma. "gaussian": N(0, sigma²), as in the paper.
             positions: float [context, width], added to the row by a token's place in its sequence; a frozen table.
-
-        Raises:
-            TypeError: The seed is no integer.
-            ValueError: An option is out of its range, or positions have another width.
         """
         super().__init__()
         if not 0 < vocabulary <= _MOST_TOKENS:
@@ -64,44 +60,31 @@ class Anchor(nn.Module):
         self._checksum: tuple[object, int] | None = None
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
-        """Positions + T_fixed[ids], without a gradient.
+        """Positions + T_fixed[ids], [..., time, width], without a gradient.
 
         Args:
-            ids: int64 [..., time].
+            ids: int64 [..., time]; one outside the vocabulary is a ValueError (checked on the host).
             dtype: Of the result; arithmetic is float64 for float64, else float32.
             start: The place in its sequence of the first id.
-
-        Returns:
-            [..., time, width].
-
-        Raises:
-            ValueError: An id is outside the vocabulary (checked on the host), or places are beyond the context.
         """
         kind = torch.float64 if dtype == torch.float64 else torch.float32
-        places = self.places(ids, kind, start)
-        return _C.subspace_anchor(
-            ids,
-            self.width,
-            seed=self.seed,
-            scale=self.sigma,
-            normal=self.fixed == "gaussian",
-            positions=places,
-            vocabulary=self.vocabulary,
-            dtype=kind,
-        ).to(dtype)
+        return _C.subspace_anchor(ids, self.width, **self.options(ids, kind, start), dtype=kind).to(dtype)
 
-    def places(self, ids: Tensor, dtype: torch.dtype, start: int) -> Tensor | None:
-        """The rows of `positions` for ids [..., time] whose first is at `start`, [time, width]; None without positions.
-
-        Raises:
-            ValueError: They are beyond the context.
-        """
-        if self.positions is None:
-            return None
-        end = start + ids.shape[-1]
-        if end > self.positions.shape[0]:
-            raise ValueError(f"subspace: ids: expected at most {self.positions.shape[0]} places, got {end}")
-        return self.positions[start:end].to(dtype).contiguous()
+    def options(self, ids: Tensor, dtype: torch.dtype, start: int) -> dict[str, Any]:
+        """What the kernels make rows of: positions are those of ids [..., time] whose first is at `start`, [time, width]."""
+        places = self.positions
+        if places is not None:
+            end = start + ids.shape[-1]
+            if end > len(places):
+                raise ValueError(f"subspace: ids: expected at most {len(places)} places, got {end}")
+            places = places[start:end].to(dtype).contiguous()
+        return {
+            "seed": self.seed,
+            "scale": self.sigma,
+            "normal": self.fixed == "gaussian",
+            "positions": places,
+            "vocabulary": self.vocabulary,
+        }
 
     @property
     def checksum(self) -> int:
@@ -119,11 +102,7 @@ class Anchor(nn.Module):
         return torch.tensor([self.seed, self.sigma, self.fixed == "gaussian"], dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
-        """Compares a loaded state's rows with these.
-
-        Raises:
-            ValueError: They are made of another seed, sigma or kind.
-        """
+        """Refuses a loaded state whose rows are made of another seed, sigma or kind."""
         mine = self.get_extra_state()
         if not torch.equal(state.cpu(), mine):
             raise ValueError(

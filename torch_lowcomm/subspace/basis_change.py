@@ -5,17 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from torch_lowcomm.diloco.parameters import local
-from torch_lowcomm.subspace.weights import ConstrainedWeight, sum_slices
+from torch_lowcomm.subspace.weights import ConstrainedWeight, sum_tensors
 
 _TOLERANCE = 1e-6  # of vectors that somebody else has made, and may have sent as float32
 
 
 def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both vectors in float64, on the device of the optimizer's own.
-
-    Raises:
-        ValueError: A shape differs, `old` is not what the optimizer has, or the rows of `new` are not orthonormal.
-    """
+    """Both vectors in float64, on the device of the optimizer's own, which `old` has to be."""
     old, new = (vectors.detach().to(own) for vectors in (old, new))
     for name, vectors in (("old_vectors", old), ("new_vectors", new)):
         if vectors.shape != own.shape:
@@ -71,7 +67,7 @@ def change_basis(
             else:
                 turned = tensor @ turn.T
             moved.append((weight, already, turned, state, momentum))
-    sum_slices((c, weight.slices) for weight, already, c, _, _ in moved if not already)
+    sum_tensors((c, weight.slices) for weight, already, c, _, _ in moved if not already)
     for weight, already, c, state, momentum in moved:
         value = c if already else weight.expand(c, new)
         if momentum is not None:

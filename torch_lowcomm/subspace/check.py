@@ -55,11 +55,7 @@ def check(model: nn.Module) -> list[Finding]:
 
 
 def constrained_parts(model: nn.Module) -> tuple[Parts, Basis]:
-    """The parts and the basis of a constrained model or a stage of it.
-
-    Raises:
-        TypeError: The model is not constrained.
-    """
+    """The parts and the basis of a constrained model or a stage of it; any other is a TypeError."""
     parts, basis = getattr(model, "subspace_parts", None), getattr(model, "subspace_basis", None)
     if not isinstance(parts, Parts) or not isinstance(basis, Basis):
         raise TypeError(

@@ -17,6 +17,7 @@ from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import NAMES, parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.states import expect_free_blocks
+from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
 
@@ -230,5 +231,5 @@ def _project(decoder: nn.Module, parts: Parts, basis: Basis) -> dict[str, float]
 def _projected(basis: Basis, x: torch.Tensor, *, weight: bool) -> torch.Tensor:
     """A tensor projected in at least single precision, in its own type."""
     with torch.no_grad():
-        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-        return (basis.project_weight(wide) if weight else basis.project(wide)).to(x.dtype)
+        projected = basis.project_weight if weight else basis.project
+        return projected(wide(x.detach())).to(x.dtype)

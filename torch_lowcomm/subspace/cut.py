@@ -8,9 +8,9 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.basis import expect_integer
+from torch_lowcomm.subspace.boundary import Boundary, Exact
 from torch_lowcomm.subspace.check import constrained_parts, cut_apart, shared_names
 from torch_lowcomm.subspace.compare import compare
-from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
@@ -108,11 +108,7 @@ def cut(
 
 
 def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
-    """Refuses an exact boundary that free blocks come before: what they add to the residual stream is not in the subspace.
-
-    Raises:
-        ValueError: One is; with the sizes of stages that would do.
-    """
+    """Refuses an exact boundary behind a free block: what such a block adds to the residual stream is not in the subspace."""
     last = sum(sizes[:-1])  # the block behind the last boundary
     if len(sizes) > 1 and parts.is_free(last - 1):
         free = sum(sizes) - (parts.free_from or 0)
@@ -124,11 +120,7 @@ def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
 
 
 def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
-    """Frees a model's blocks from a number on.
-
-    Raises:
-        ValueError: Coordinates are in the place of their weights.
-    """
+    """Frees a model's blocks from a number on; refuses coordinates in the place of their weights."""
     freed = dataclasses.replace(parts, free_from=number)
     kept = {id(module) for _, _, module in freed.projections(model)}
     projections = [(name, module) for name, _, module in parts.projections(model) if id(module) not in kept]
@@ -148,11 +140,7 @@ def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
 
 
 def _expect_own_parameters(model: nn.Module, parts: Parts, sizes: Sequence[int]) -> None:
-    """Refuses stages that would share a trained parameter.
-
-    Raises:
-        ValueError: Two would; with the parameter's names on both.
-    """
+    """Refuses stages that would share a trained parameter, by its names on both."""
     stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     for places in shared_names(parts, model):
         by_stage: dict[int, str] = {}

@@ -26,14 +26,7 @@ class Embedding(nn.Module):
     anchor: Anchor
 
     def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor, *, padding_idx: int | None = None) -> None:
-        """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected.
-
-        Args:
-            vocabulary: Tokens, numbered from 0.
-            basis: Of the subspace.
-            anchor: Of the same vocabulary and width.
-            padding_idx: See the attribute.
-        """
+        """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected."""
         super().__init__()
         self.padding_idx = padding_idx
         self.num_embeddings, self.embedding_dim = vocabulary, basis.width

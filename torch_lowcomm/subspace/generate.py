@@ -89,8 +89,7 @@ def generate(
                 now = _choose(y[:, -1], temperature, draws).to(ids.dtype)
                 links.send_tokens(now)
             else:
-                links.send_coefficients(y)
-                now = links.tokens()
+                now = links.tokens(y)
             ids = torch.cat((ids, now), dim=1)
         links.finish()
     return ids
@@ -174,11 +173,7 @@ class _Links:
             self._ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
 
     def coefficients(self) -> torch.Tensor:
-        """Those that the stage before has sent.
-
-        Raises:
-            ValueError: It has other prompts or options, another basis or another kind of boundary.
-        """
+        """Those that the stage before has sent, if it has the same prompts, options, basis and boundary."""
         assert self._before is not None
         received, said = self._before.recv()
         (boundary, prompts), (own_boundary, own_prompts) = (divmod(x, 1 << 32) for x in (int(said), self._said))
@@ -194,13 +189,10 @@ class _Links:
             )
         return received
 
-    def send_coefficients(self, coefficients: torch.Tensor) -> None:
-        """Sends them to the next stage."""
+    def tokens(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Sends the next stage its coefficients; returns the tokens that the last stage then chooses, [batch, 1]."""
         assert self._behind is not None
         self._behind.send([coefficients, torch.tensor([self._said])])
-
-    def tokens(self) -> torch.Tensor:
-        """Those that the last stage has chosen, [batch, 1]."""
         return self._ends[0].recv().to(self._ids.dtype)
 
     def send_tokens(self, tokens: torch.Tensor) -> None:
@@ -209,11 +201,7 @@ class _Links:
             end.send(tokens.int())
 
     def begin(self) -> None:
-        """Begins anew where an earlier call has failed, which all ranks have heard or will hear.
-
-        Raises:
-            RuntimeError: Another rank has already failed in this call.
-        """
+        """Begins anew where an earlier call has failed; raises where another rank has already failed in this one."""
         for edge in self._all():
             if why := edge.failed:
                 call = _CALL.search(why)  # the first one; causes of causes follow

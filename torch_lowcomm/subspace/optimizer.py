@@ -15,8 +15,7 @@ from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
-from torch_lowcomm.subspace.step_gradients import sum_constrained
-from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers
+from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         gradients, scale = self._project(), self._gradients.scale(getattr(self, "grad_scale", None))
         parameters = [local(p) for p in self._trained]
         rules = rules_of(self.param_groups)
-        sum_constrained(self._core.form(parameters, gradients, rules, scale), self._weights())
+        sum_slices(self._weights(), self._core.form(parameters, gradients, rules, scale))
         self._core.apply(parameters, rules)
         self._steps += 1
         self._gradients.forget()

@@ -205,12 +205,8 @@ def _basis_of(module: nn.Module) -> Basis | None:
 
 
 def _as_parameter(parameter: torch.Tensor, state: torch.Tensor, rows: bool) -> torch.Tensor:
-    """A shard's state as the parameter's DTensor is; coordinates and what belongs to a hidden unit are on all slices.
-
-    Args:
-        parameter: The parameter.
-        state: This rank's part of a moment or of what rounding took.
-        rows: Whether it is a moment of W_p2, [k, hidden units] or [hidden units].
+    """A shard's state as the parameter's DTensor is; with `rows`, that of a moment of W_p2, [k, hidden units] or [hidden
+    units].
     """
     if not isinstance(parameter, DTensor):
         return state

@@ -128,6 +128,6 @@ def project_gradients(module: nn.Module) -> None:
     ]
     gradients = [local(weight.parameter.grad) for weight in weights]
     coordinates = [w.coordinates(wide(g), w.basis.vectors) for w, g in zip(weights, gradients, strict=True)]
-    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    sum_slices(weights, coordinates)
     for weight, gradient, c in zip(weights, gradients, coordinates, strict=True):
         gradient.copy_(weight.expand(c, weight.basis.vectors))

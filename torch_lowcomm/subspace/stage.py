@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.boundary import Boundary
 from torch_lowcomm.subspace.embedding import Embedding
-from torch_lowcomm.subspace.exact import Boundary
 from torch_lowcomm.subspace.families import run_blocks
-from torch_lowcomm.subspace.parts import Parts
+from torch_lowcomm.subspace.parts import Parts, part_at
 from torch_lowcomm.subspace.states import blocks_text, pick
+from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,13 @@ class StageModule(nn.Module):
             ("encode", not self.is_last, blocks.stop - 1),
             ("decode", not self.is_first, blocks.start - 1),
         ):
-            object.__setattr__(self, side, self._side(side, boundary, number, embedding) if there else None)
+            made = None
+            if there:
+                make = boundary.encoder if side == "encode" else boundary.decoder
+                made = make(self, number, embedding)
+                if not boundary.exact:  # its own parameters are the stage's; it is no part otherwise
+                    place(self, f"boundaries.{number}.{side}", made)
+            object.__setattr__(self, side, made)
 
     @property
     def is_first(self) -> bool:
@@ -94,7 +101,7 @@ class StageModule(nn.Module):
         if self.is_first:
             place(self, parts.embedding, embedding)
             if parts.positions is not None:
-                place(self, parts.positions, _part(model, parts.positions))
+                place(self, parts.positions, part_at(model, parts.positions))
         if parts.rotary is not None:
             place(self, parts.rotary, model.get_submodule(parts.rotary))
         place(
@@ -108,14 +115,6 @@ class StageModule(nn.Module):
             self.subspace_basis = embedding.subspace_basis
             self.subspace_anchor = fixed if table is None else with_positions(fixed, table)
 
-    def _side(self, side: str, boundary: Boundary, number: int, embedding: nn.Module) -> nn.Module:
-        """One side of the boundary behind block `number`. Parameters of its own are the stage's; it is no part otherwise."""
-        make = boundary.encoder if side == "encode" else boundary.decoder
-        made = make(self, number, embedding)
-        if not boundary.exact:
-            place(self, f"boundaries.{number}.{side}", made)
-        return made
-
     def forward(
         self,
         x: torch.Tensor,
@@ -125,7 +124,7 @@ class StageModule(nn.Module):
         cache: Any = None,
         only_last: bool = False,
     ) -> torch.Tensor:
-        """Runs the stage on a micro-batch, or on its next positions.
+        """Runs the stage on a micro-batch, or on its next positions; mistakes are ValueErrors that name the stage.
 
         Args:
             x: Token ids, an integer tensor [batch, time], on the first stage; on others the coefficients [batch, time, rank]
@@ -137,10 +136,6 @@ class StageModule(nn.Module):
 
         Returns:
             Coefficients; logits [batch, time, vocabulary] on the last stage.
-
-        Raises:
-            ValueError: The ids are missing, of another shape than x or outside the vocabulary, or x has another shape than
-                coefficients have; names the stage.
         """
         ids = self._expected_ids(x, ids)
         parts = self.subspace_parts
@@ -153,8 +148,7 @@ class StageModule(nn.Module):
                     raise ValueError(f"{self.name}: ids: expected at most {len(table)} places, the table's, got {end}")
                 y = y + table[start:end]
         else:
-            wide = x if x.dtype == torch.float64 else x.float()
-            y = self.decode(wide, ids, start).to(self._dtype())
+            y = self.decode(wide(x), ids, start).to(self._dtype())
         if self.exact and not self._told and torch.is_autocast_enabled(y.device.type):
             self._told = True
             logger.warning("%s: not exact: autocast rounds what blocks add to the residual stream", self.name)
@@ -204,11 +198,7 @@ class StageModule(nn.Module):
         return torch.promote_types(self._dtype(), torch.float32)
 
     def expect_ids(self, ids: torch.Tensor) -> None:
-        """Refuses what is no integers [batch, time] of the vocabulary.
-
-        Raises:
-            ValueError: It is not; names the stage.
-        """
+        """Refuses what is no integers [batch, time] of the vocabulary."""
         if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
         if ids.numel() and not ids.is_meta:
@@ -256,11 +246,6 @@ def place(root: nn.Module, path: str, part: nn.Module | torch.Tensor) -> None:
         root.register_buffer(name, part)
     else:
         root.add_module(name, part)
-
-
-def _part(model: nn.Module, path: str) -> nn.Module | torch.Tensor:
-    holder, _, name = path.rpartition(".")
-    return getattr(model.get_submodule(holder), name)
 
 
 def with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:

@@ -31,11 +31,7 @@ def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torc
 
 
 def expect_free_blocks(module: Any, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Refuses a state dict of a decoder that has another number of free blocks; a hook of constrained decoders.
-
-    Raises:
-        ValueError: It has. Nothing was loaded.
-    """
+    """Refuses a state dict of a decoder that has another number of free blocks; a hook of constrained decoders."""
     basis, saved = getattr(module, "subspace_basis", None), state.get(f"{prefix}subspace_basis._extra_state")
     if basis is None or saved is None:
         return
@@ -48,11 +44,8 @@ def expect_free_blocks(module: Any, state: Mapping[str, Any], prefix: str, *_: A
 
 
 def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Removes from a state dict that is being loaded what other stages have; a hook of `StageModule`.
-
-    Raises:
-        ValueError: The state dict has other blocks than the stage: the decoder was cut elsewhere. Or it is of a decoder with
-            another number of free blocks.
+    """Removes from a state dict that is being loaded what other stages have; a hook of `StageModule`. Refuses one without the
+    stage's blocks, of a decoder that was cut elsewhere.
     """
     expect_free_blocks(stage, state, prefix)
     parts, mine = stage.subspace_parts, stage.block_numbers

@@ -1,6 +1,6 @@
 """The gradients of one step of SubspaceAdamW, and what clipping makes of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,6 @@ class StepGradients:
             trained: The parameters.
             weights: What is constrained of them.
             names: A parameter's name by its id().
-
-        Raises:
-            TypeError: A gradient is sparse.
-            ValueError: Gradients have changed since they were clipped.
         """
         gradients = [None if p.grad is None else local(p.grad) for p in trained]
         for p, g in zip(trained, gradients, strict=True):
@@ -51,7 +47,7 @@ class StepGradients:
                     "SubspaceAdamW: step: expected the gradients that clip_grad_norm saw, got others: clip after the last change "
                     "of gradients, or drop them by the optimizer's zero_grad"
                 )
-            sum_constrained(core.project(gradients), weights)
+            sum_slices(weights, core.project(gradients))
             self._projected = gradients, versions  # kept alive: no other gradient can have its address
         return gradients
 
@@ -66,11 +62,7 @@ class StepGradients:
         return self._norm
 
     def scale(self, grad_scale: torch.Tensor | None) -> float:
-        """Returns the factor of this step's gradients, by clipping or by a gradient scaler's scale.
-
-        Raises:
-            ValueError: There are both.
-        """
+        """Returns the factor of this step's gradients, by clipping or by a gradient scaler's scale; both are a ValueError."""
         if grad_scale is None:
             return 1.0 if self._clip is None else self._clip
         if self._clip is not None:
@@ -85,8 +77,3 @@ class StepGradients:
         if found_inf is None:
             return False
         return bool(found_inf.item()) or (self._norm is not None and not bool(self._norm.isfinite()))
-
-
-def sum_constrained(slices: Iterable[torch.Tensor | None], weights: Weights) -> None:
-    """Sums the slices of constrained weights over the ranks that have them, in place."""
-    sum_slices((s, w.slices) for s, w in zip(slices, weights, strict=True) if w is not None and s is not None)

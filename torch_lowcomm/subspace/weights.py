@@ -77,13 +77,8 @@ class ConstrainedWeight:
 
 
 def constrained_weights(module: nn.Module) -> list[ConstrainedWeight]:
-    """Finds the weights that `lc.subspace.constrain` has put into S, by the attributes that it left on their modules.
-
-    Args:
-        module: A constrained model, or a stage of one; sharded by `fully_shard` or not.
-
-    Raises:
-        ValueError: A role is unknown, or a weight does not have the width of its basis.
+    """Finds the weights that `lc.subspace.constrain` has put into S in a model or a stage, by the attributes that it left on
+    their modules; a weight that does not fit its basis is a ValueError.
     """
     found = []
     for path, part in module.named_modules():
@@ -117,11 +112,7 @@ def _expect_shape(weight: ConstrainedWeight) -> None:
 
 
 def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
-    """The basis of all these weights, or one of several that are equal; None of no weights.
-
-    Raises:
-        ValueError: Two differ in width, rank, seed, version or vectors.
-    """
+    """The basis of all these weights, or one of several that are equal; None of no weights."""
 
     def described(weight: ConstrainedWeight) -> str:
         basis = weight.basis
@@ -138,11 +129,7 @@ def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
 
 
 def shards(parameter: torch.Tensor) -> list[tuple[int, dist.ProcessGroup]]:
-    """The dimensions of a DTensor that are sharded, each with the ranks that share it out; none of other tensors.
-
-    Raises:
-        ValueError: It has another placement than Shard and Replicate, or one dimension is sharded twice.
-    """
+    """The dimensions of a DTensor that are sharded, each with the ranks that share it out; none of other tensors."""
     if not isinstance(parameter, DTensor):
         return []
     found: dict[int, dist.ProcessGroup] = {}
@@ -157,7 +144,13 @@ def shards(parameter: torch.Tensor) -> list[tuple[int, dist.ProcessGroup]]:
     return list(found.items())
 
 
-def sum_slices(summands: Iterable[tuple[torch.Tensor, dist.ProcessGroup | None]]) -> None:
+def sum_slices(weights: Iterable[ConstrainedWeight | None], coordinates: Iterable[torch.Tensor | None]) -> None:
+    """Sums a tensor of each weight over the ranks that have its slices, in place; None: there is nothing to sum."""
+    pairs = zip(weights, coordinates, strict=True)
+    sum_tensors((c, weight.slices) for weight, c in pairs if weight is not None and c is not None)
+
+
+def sum_tensors(summands: Iterable[tuple[torch.Tensor, dist.ProcessGroup | None]]) -> None:
     """Sums tensors over their groups, in place and exactly; one all_reduce a group and dtype. None: there is nothing to sum."""
     calls: dict[tuple[str, torch.dtype], tuple[dist.ProcessGroup, list[torch.Tensor]]] = {}
     for tensor, group in summands:
@@ -176,7 +169,7 @@ def sum_numbers(
     stages: dist.ProcessGroup | None,
     device: torch.device,
 ) -> float:
-    """The sum of all ranks' numbers, which does not depend on how they are spread over ranks.
+    """The sum of all ranks' numbers, equal on all, which does not depend on how they are spread over ranks.
 
     A rank's sum travels as two float64 numbers, the rounded sum and what rounding took from it, so that any split of the
     summands gives the same bits.
@@ -185,9 +178,6 @@ def sum_numbers(
         summands: Numbers, each with the groups over which it has to be summed, outermost last; the same on all ranks.
         stages: The ranks whose sums are then added; None: no others.
         device: Of the tensors that travel.
-
-    Returns:
-        The same number on all ranks.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[float]] = {}
     for number, groups in summands:
@@ -202,24 +192,21 @@ def sum_numbers(
 
 
 def distances(weights: Sequence[ConstrainedWeight], vectors: torch.Tensor | None) -> dict[str, float]:
-    """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros. Collective where weights are sharded.
-
-    Args:
-        weights: What `constrained_weights` found; coordinates are passed over.
-        vectors: Uᵀ [k, d]; None: there are no weights.
+    """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros, nothing of coordinates.
+    Collective where weights are sharded. `vectors` is Uᵀ [k, d], None without weights.
     """
     weights = [weight for weight in weights if not weight.is_coordinates]
     if vectors is None:
         return {}
     parts = [wide(local(weight.parameter)) for weight in weights]
     coordinates = [w.coordinates(part, vectors) for w, part in zip(weights, parts, strict=True)]
-    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    sum_slices(weights, coordinates)
     found = {}
     for weight, part, c in zip(weights, parts, coordinates, strict=True):
         outside = part - weight.expand(c, vectors)
         squares = torch.stack([outside.double().square().sum(), part.double().square().sum()])
         for _, group in shards(weight.parameter):
-            sum_slices([(squares, group)])
+            sum_tensors([(squares, group)])
         off, whole = squares.tolist()
         found[weight.name] = math.sqrt(off / whole) if whole > 0 else off
     return found
