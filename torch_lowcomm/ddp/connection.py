@@ -13,12 +13,7 @@ from torch_lowcomm.ddp.parameters import Named, Parameters
 
 
 class Connection(NamedTuple):
-    """What a state has of its group.
-
-    Attributes:
-        backend: The group's backend.
-        parameters: The entries of the model's parameters.
-    """
+    """What a state has of its group: its backend, and the entries of the model's parameters."""
 
     backend: _C.LowcommBackend
     parameters: Parameters
@@ -34,7 +29,7 @@ class Connection(NamedTuple):
         has_scaler: bool,
         steps: int,
     ) -> Connection:
-        """Compares this rank's options with the others'. Collective.
+        """Compares this rank's options with the others'. Collective: ranks that differ, or of which one raised, all raise.
 
         Args:
             backend: The group's backend.
@@ -44,10 +39,6 @@ class Connection(NamedTuple):
             copied: Tensors of a copied state, or None.
             has_scaler: Whether residuals follow a gradient scaler.
             steps: Number of steps that have begun.
-
-        Raises:
-            ValueError: The copied tensors do not fit.
-            DistBackendError: Ranks have different options, or another rank raised.
         """
         try:
             parameters = Parameters(

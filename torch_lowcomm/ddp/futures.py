@@ -14,12 +14,9 @@ def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch
     not cover kernels that were enqueued after them.
 
     Args:
-        futures: `run` is called after all of them; its kernels wait for the streams of each.
+        futures: `run` is called after all of them; its kernels wait for the streams of each. One that fails fails the result.
         run: Called once, by the thread that ends the last future. The result raises what it raises.
         result: The tensor. On a CUDA device a wait for the future makes the current stream wait for the kernels of `run`.
-
-    Returns:
-        The future. It fails as soon as one of `futures` does.
     """
     ended: list[Future[Any]] = []
     begin: Future[None] = Future(devices=[result.device] if result.device.type == "cuda" else None)

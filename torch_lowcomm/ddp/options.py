@@ -21,11 +21,7 @@ class StateOptions:
     warm_up_steps: int
 
     def checked(self) -> StateOptions:
-        """Returns the options with canonical codecs, `projection_codec` always one, and the rank 0 for no factors.
-
-        Raises:
-            ValueError: A codec or number is wrong.
-        """
+        """Returns the options with canonical codecs, `projection_codec` always one, and the rank 0 for no factors."""
         coded, rank = _poisoning(self.codec), self.rank
         projection = coded if self.projection_codec is None else _poisoning(self.projection_codec)
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):

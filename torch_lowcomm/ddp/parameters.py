@@ -82,11 +82,7 @@ class Parameters:
         return f"{len(coded)}, hash {zlib.crc32(text.encode()):08x}"
 
     def of(self, parameter: torch.Tensor) -> Entry:
-        """Returns the entry of a parameter, and makes it if the parameter is new.
-
-        Raises:
-            ValueError: The state's model has no such parameter, or a loaded state does not fit it.
-        """
+        """Returns the entry of a parameter, and makes it if the parameter is new and the state has no model."""
         found = self._entries.get(id(parameter))
         if found is not None:
             return found
@@ -126,22 +122,14 @@ class Parameters:
         return state
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Loads the entries' tensors, and keeps the other tensors for parameters that are not known yet.
-
-        Raises:
-            ValueError: A tensor is missing, or has another shape or dtype. Nothing has changed.
-        """
+        """Loads the entries' tensors, after `check`, and keeps the other tensors for parameters that are not known yet."""
         self.check(tensors)
         for entry in self:
             self._fill(entry, tensors)
         self._loaded = self._untaken(tensors)
 
     def check(self, tensors: dict[str, Any]) -> None:
-        """Compares what `load` would be given.
-
-        Raises:
-            ValueError: As `load`.
-        """
+        """Refuses tensors for `load` of which one is missing, or has another shape or dtype."""
         for entry in self:
             self._check(entry, tensors)
 

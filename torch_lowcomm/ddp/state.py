@@ -126,12 +126,7 @@ class State:
         self._copied = None
 
     def _on_group(self) -> Connection:
-        """The backend and the parameters. Collective at the first call, where there was no group before.
-
-        Raises:
-            ValueError: There is no group of lowcomm yet.
-            DistBackendError: Ranks have different options.
-        """
+        """The backend and the parameters. Collective at the first call, where there was no group before."""
         if self._connected is None:
             self._connect(backend_of(self._group))
         assert self._connected is not None
@@ -143,14 +138,8 @@ class State:
         return self._steps
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Starts to average a bucket. `lc.ddp.hook` calls it for the buckets in their order.
-
-        Returns:
-            The future of the bucket's buffer. The future of the last bucket ends when the step's residuals have their new
-            values.
-
-        Raises:
-            ValueError: The step's bucket 0 did not come first, or a parameter does not belong to the state's model.
+        """Starts to average a bucket, for `lc.ddp.hook`, in the buckets' order. The future is of the bucket's buffer; that of
+        the last bucket ends when the step's residuals have their new values.
         """
         if bucket.index() == 0:
             self._begin()
@@ -271,12 +260,7 @@ class State:
 
 
 def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] | None) -> list[Named]:
-    """The trained parameters of a model, with what `exact` says of each; none without a model.
-
-    Raises:
-        TypeError: `exact` is not a function.
-        ValueError: `exact` was given without a model.
-    """
+    """The trained parameters of a model, with what `exact` says of each; none without a model."""
     if exact is not None and not callable(exact):
         raise TypeError(f"ddp.State: exact: expected a function of (name, parameter), got {type(exact).__name__}")
     if model is None:

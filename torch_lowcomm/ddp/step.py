@@ -15,12 +15,8 @@ from torch_lowcomm.groups import exact
 class Step:
     """The ops of one step, and the compressions to commit when the last op has ended.
 
-    Args:
-        number: Number of the step, counted from 0; the random draws of its ops depend on it.
-        group: The process group, of backend lowcomm.
-        backend: The group's backend.
-        codec: Codec text of coded gradients, with nonfinite=poison.
-        projection_codec: Codec text of the first factors, with nonfinite=poison.
+    The random draws of its ops depend on its number, from 0. Both codecs, of coded gradients and of the first factors, have
+    nonfinite=poison.
     """
 
     def __init__(
@@ -34,15 +30,10 @@ class Step:
         self._exact: list[torch.Tensor] = []
 
     def reduce(self, bucket: dist.GradBucket, entries: Sequence[Entry] | None) -> Future[torch.Tensor]:
-        """Starts to average a bucket.
+        """Starts to average a bucket, whose gradients are sent as `entries` say; None sends all of them exactly.
 
-        Args:
-            bucket: The bucket that DDP passes.
-            entries: How each gradient is sent; None sends all of them exactly.
-
-        Returns:
-            The future of the bucket's buffer. The future of the last bucket ends when all ops of the step have ended and
-            the compressions are committed or rolled back.
+        The future is of the bucket's buffer. That of the last bucket ends when all ops of the step have ended and the
+        compressions are committed or rolled back.
         """
         buffer = bucket.buffer()
         views = [] if entries is None else [_flat(buffer, gradient) for gradient in bucket.gradients()]

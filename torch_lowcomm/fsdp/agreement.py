@@ -10,14 +10,13 @@ Named = tuple[str, _C.Layout]
 def agree(asked: Mapping[str, Sequence[Named]]) -> None:
     """Compares layouts with the other ranks of every group. Collective.
 
+    The error of the first group that differs, or of which a rank raised, is raised on all its ranks.
+
     1. Every group compares its layouts. If one group differs, the others compare all the same: their ranks would wait.
     2. Groups that agreed learn in a second round of the others' differences. Groups share ranks, and so no rank goes on alone.
 
     Args:
         asked: Layouts by a group's name, in the same order on all ranks. Groups that are not lowcomm's are skipped.
-
-    Raises:
-        DistBackendError: A layout differs or a rank raised; the error is that of the first such group.
     """
     first: Exception | None = None
     agreed = []

@@ -19,12 +19,7 @@ from torch_lowcomm.reduction import as_op
 
 
 def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
-    """Returns the mesh if its rows are the hosts of every group.
-
-    Raises:
-        TypeError: `mesh` is not a DeviceMesh.
-        ValueError: The mesh does not have two named dimensions, or has other ranks or another order than a group that shards.
-    """
+    """Returns the mesh if it has two named dimensions and its rows are the hosts of every group."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"fsdp.quantize: hosts: expected a DeviceMesh (hosts x ranks), got {type(mesh).__name__}")
     names = mesh.mesh_dim_names or ()
@@ -54,9 +49,6 @@ class HostComms(NotCopied):
     Args:
         mesh: A mesh [hosts, ranks of a host] with named dimensions.
         timeout: Progress deadline of the groups of both levels.
-
-    Raises:
-        DistBackendError: Ranks have different meshes, or a rank did not come.
     """
 
     _instead = "make a new one"

@@ -60,9 +60,8 @@ class DeferredReductions:
         self._under_way = reduction
 
     def settle(self) -> None:
-        """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap.
-
-        The pass raises its own error; an error of the reduction is logged.
+        """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap. The
+        pass raises its own error; an error of the reduction is logged.
         """
         try:
             self.wait()
@@ -70,11 +69,7 @@ class DeferredReductions:
             logger.warning("fsdp: a backward pass broke off, and the reduction under way in it failed: %s", error)
 
     def wait(self) -> None:
-        """Waits for the reduction under way, if any.
-
-        Raises:
-            ValueError, DistBackendError: The reduction raised it.
-        """
+        """Waits for the reduction under way, if any, and raises its error."""
         reduction, self._under_way = self._under_way, None
         if reduction is not None:
             reduction.end()

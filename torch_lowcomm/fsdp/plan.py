@@ -29,12 +29,8 @@ def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | N
 def runs_of(
     parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
 ) -> list[ParameterRun]:
-    """Returns the runs of parameters in a flat buffer.
-
-    Args:
-        parameters: (parameter, whether it is coded), in the buffer's order.
-        codec: Codec of the coded ones; the others have "none".
-        unit: The dtype in which elements are counted; None for each parameter's own dtype.
+    """Returns the runs of (parameter, whether it is coded) in a flat buffer; those that are not coded have "none". Elements
+    are counted in the dtype `unit`; None: in each parameter's own.
     """
     runs, first = [], 0
     for p, coded in parameters:
@@ -48,15 +44,9 @@ def runs_of(
 def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dtype | None:
     """Returns the dtype as which one flat buffer can be coded that FSDP2 gathers as bytes: parameters have several dtypes.
 
-    It is the dtype of all coded parameters. The bytes of the others are sent as `none` elements of this dtype, so that each of
-    them must be whole elements of it.
-
-    Args:
-        parameters: (parameter, whether it is coded), in the buffer's order.
-
-    Returns:
-        The dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter
-        decides itself what is gathered, or a parameter's bytes are not whole elements.
+    It is the dtype of all coded parameters, of which pairs tell. The bytes of the others are sent as `none` elements of this
+    dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter decides
+    itself what is gathered, or a parameter's bytes are not whole elements.
     """
     if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
         return None
@@ -79,12 +69,7 @@ class Choices:
     learn_at: Sequence[int] | None
 
     def checked(self) -> Choices:
-        """Returns the choices with canonical codecs and the steps at which levels are learned.
-
-        Raises:
-            ValueError: A codec, `master` or `learn_at` is wrong.
-            TypeError: `exact` is not a function.
-        """
+        """Returns the choices with canonical codecs and the steps at which levels are learned."""
         if self.exact is not None and not callable(self.exact):
             raise TypeError(
                 "fsdp.quantize: exact: expected a function of (name, parameter), for example "
@@ -112,11 +97,7 @@ class Plan:
 
     @classmethod
     def of(cls, g: ParameterGroup, chosen: Choices) -> Plan:
-        """Plans one group.
-
-        Raises:
-            ValueError: The group's master cannot be quantized.
-        """
+        """Plans one group; raises ValueError where its master cannot be quantized."""
         coded = [is_coded(p, chosen.exact) for p in g.parameters]
         pairs = list(zip(g.parameters, coded, strict=True))
         trained = [pairs[i] for i in g.reduced_order() if g.parameters[i].parameter.requires_grad]

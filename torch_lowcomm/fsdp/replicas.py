@@ -11,15 +11,7 @@ from torch_lowcomm.groups import backend_of, set_policy
 
 
 class Replicas:
-    """The groups over which a model's wrapped modules sum the gradients of their replicas.
-
-    Args:
-        groups: The model's wrapped modules.
-        codec: Codec of the all_reduces; None leaves the groups' policies alone.
-
-    Raises:
-        ValueError: The codec is wrong; or one was given and the model has no replicas or a group is not lowcomm's.
-    """
+    """The groups over which wrapped modules sum the gradients of their replicas; a codec of None leaves their policies alone."""
 
     def __init__(self, groups: Iterable[ParameterGroup], codec: str | None) -> None:
         found = [g.replicas for g in groups if g.replicas is not None]

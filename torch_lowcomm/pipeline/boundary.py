@@ -12,8 +12,7 @@ import torch
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.comparison import compare
-from torch_lowcomm.pipeline.numbers import channel_of_numbers
+from torch_lowcomm.pipeline.comparison import channel_of_numbers, compare
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 from torch_lowcomm.pipeline.slots import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
@@ -96,14 +95,6 @@ class Boundary:
         channel, _, samples = self._channel(tensor, place, codec, samples, sends=False)
         return Receive(channel, tensor, samples)
 
-    def send_context(self, numbers: torch.Tensor, chunk: int) -> _C.ChannelMessage:
-        """Sends what the other side must have equal in a micro-batch, int64."""
-        return self._context_channel(chunk).send(numbers, [])
-
-    def recv_context(self, numbers: torch.Tensor, chunk: int) -> Receive:
-        """Posts the receive of the other side's numbers."""
-        return Receive(self._context_channel(chunk), numbers, [])
-
     def send_shapes(self, shapes: Any) -> None:
         """Sends what torch's stages tell each other, and waits until it is through. A withdrawal ends it, as it ends messages."""
         numbers = to_numbers(shapes)
@@ -128,7 +119,8 @@ class Boundary:
         """The channel's number among those between the two ranks, which both sides compute alike."""
         return ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk
 
-    def _context_channel(self, chunk: int) -> _C.BoundaryChannel:
+    def context(self, chunk: int) -> _C.BoundaryChannel:
+        """The channel of the numbers that both sides must have equal in a micro-batch."""
         if chunk not in self._contexts:
             self._contexts[chunk] = channel_of_numbers(
                 self._backend,
@@ -235,8 +227,7 @@ class Boundary:
         others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
         if cache is None:
             return
-        cache.slots.keep_equal(self.slot, sends, others)
-        for why, samples in cache.slots.newly_forgotten(self.slot, sends).items():
+        for why, samples in cache.slots.keep_equal(self.slot, sends, others).items():
             self._backend.count_forgotten(
                 f"{'send' if sends else 'recv'} {_way(self.number, gradients=False)}", why, samples
             )

@@ -3,7 +3,7 @@
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.moves import move_slots
-from torch_lowcomm.pipeline.numbers import list_of
 from torch_lowcomm.pipeline.slots import Slot, Slots
 
 _log = logging.getLogger(__name__)
@@ -248,6 +247,11 @@ class Cache(NotCopied):
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):
                 memory.restore(sample, version, slot.contiguous())
+
+
+def list_of(samples: Iterable[int] | torch.Tensor) -> list[int]:
+    """Numbers of samples; those of a tensor on a device take one copy."""
+    return [int(sample) for sample in (samples.tolist() if isinstance(samples, torch.Tensor) else samples)]
 
 
 def _rank_key() -> str:

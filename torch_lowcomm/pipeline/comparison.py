@@ -5,9 +5,17 @@ from collections.abc import Mapping
 import torch
 
 from torch_lowcomm import _C
-from torch_lowcomm.pipeline.numbers import channel_of_numbers
 
 _FIRST_CHANNEL = 1 << 20  # of the channels of comparisons, one a boundary
+
+
+def channel_of_numbers(
+    backend: _C.LowcommBackend, peer: int, number: int, *, edge: str, part: str = ""
+) -> _C.BoundaryChannel:
+    """A channel to a peer whose messages are exact int64, and are not remembered; `edge` and `part` name it."""
+    return _C.BoundaryChannel(
+        backend, peer, number, dtype=torch.int64, codec="", first="", channels=1, memory=None, edge=edge, part=part
+    )
 
 
 def compare(

@@ -13,9 +13,8 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary, Place
-from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.cache import Cache, list_of
 from torch_lowcomm.pipeline.edge_messages import EdgeMessages, Received, ZeroOfSent
-from torch_lowcomm.pipeline.numbers import list_of
 
 Samples = torch.Tensor | Iterable[int] | None
 

@@ -1,5 +1,6 @@
 """Slots that go with their samples to another replica of a pipeline."""
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -78,19 +79,13 @@ def _exchange(slots: Slots, rows: list[list[_Row]], group: dist.ProcessGroup) ->
     got = [_Row(*row) for row in theirs.tolist()]
 
     sizes = [_memory(slots, row).slot_bytes for row in got]
-    by_rank = [sum(of) for of in _split(sizes, counts_of.tolist())]
+    rest = iter(sizes)
+    by_rank = [sum(itertools.islice(rest, count)) for count in counts_of.tolist()]
     mine = [_memory(slots, row).read(row.sample) for to in rows for row in to]
     given = [sum(_memory(slots, row).slot_bytes for row in to) for to in rows]
     payload = torch.empty(sum(sizes), dtype=torch.uint8)
     dist.all_to_all_single(payload, torch.cat([torch.empty(0, dtype=torch.uint8), *mine]), by_rank, given, group=group)
     return got, list(payload.split(sizes))
-
-
-def _split(sizes: list[int], counts: list[int]) -> Iterator[list[int]]:
-    at = 0
-    for count in counts:
-        yield sizes[at : at + count]
-        at += count
 
 
 def _memory(slots: Slots, row: _Row) -> _C.SampleMemory:

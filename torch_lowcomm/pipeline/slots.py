@@ -41,7 +41,7 @@ class Slots:
         self._store, self.folder, self._run, self._max_bytes = store, folder, run, max_bytes
         self._memories: dict[Slot, _C.SampleMemory] = {}
         self._shapes: dict[Slot, tuple[int, int]] = {}  # last dimension and unit, for the store's codec
-        self._told: dict[tuple[Slot, str], int] = {}  # by newly_forgotten()
+        self._told: dict[tuple[Slot, str], int] = {}  # by keep_equal()
         if folder is None:
             return
         # A process that ends writes what waits.
@@ -125,17 +125,16 @@ class Slots:
         ]
         return torch.tensor(rows, dtype=torch.int64).view(-1, 4)
 
-    def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> int:
-        """Forgets at a boundary each sample that the other side, whose rows are given, does not have with the same bits."""
-        equal = set(map(tuple, theirs.tolist()))
-        mine = self.rows(boundary, sends).tolist()
-        forgotten = [(position, sample) for position, sample, *rest in mine if (position, sample, *rest) not in equal]
-        for position, sample in forgotten:
-            self._memories[Slot(boundary, position, sends)].forget(sample, "differs")
-        return len(forgotten)
+    def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> dict[str, int]:
+        """Forgets at a boundary each sample that the other side, whose rows are given, does not have with the same bits.
 
-    def newly_forgotten(self, boundary: int, sends: bool) -> dict[str, int]:
-        """How many slots of a boundary were forgotten since the last call, by reason; `lc.stats()` has these figures."""
+        Returns:
+            How many slots of the boundary were forgotten since the last call, by reason; `lc.stats()` has these figures.
+        """
+        equal = set(map(tuple, theirs.tolist()))
+        for position, sample, *rest in self.rows(boundary, sends).tolist():
+            if (position, sample, *rest) not in equal:
+                self._memories[Slot(boundary, position, sends)].forget(sample, "differs")
         new: dict[str, int] = {}
         for slot, memory in self._memories.items():
             if slot.boundary != boundary or slot.sends != sends:

@@ -13,7 +13,6 @@ from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.boundary_module import BoundaryModule
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.context import Context
 
 OpsOf = Callable[[int], list[dist.P2POp]]  # of a micro-batch
 
@@ -41,10 +40,12 @@ class StageMessages:
         self._name = f"stage {stage.stage_index}"
         self._backend = backend_of(stage.group)
         self._boundaries: dict[int, Boundary | None] = {}
-        self._context = Context(module)
         self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[Message]] = {}
+        # By micro-batch, the numbers that the module gives and those that came from the stage before.
+        self._own: dict[int, torch.Tensor] = {}
+        self._received: dict[int, torch.Tensor] = {}
         self.samples: list[list[int]] | None = None  # by micro-batch, of the step in progress
         self.failure = ""  # why the last step failed
 
@@ -80,9 +81,10 @@ class StageMessages:
         codec, samples = self._activation(chunk)
         self._post(self._stage.stage_index - 1, ops_of(chunk), False, chunk, codec, samples)
         side = None if self._stage.is_first else self.boundary(self._stage.stage_index - 1)
-        if side is not None and self._context.names:
+        if side is not None and (names := self._module.message_context_names):
+            numbers = self._received[chunk] = torch.empty(len(names), dtype=torch.int64)
             with self.failing():
-                self._receives.setdefault((False, chunk), []).append(self._context.recv(side, chunk))
+                self._receives.setdefault((False, chunk), []).append(Receive(side.context(chunk), numbers, []))
 
     def post_gradients(self, chunk: int, ops_of: OpsOf) -> None:
         """Posts the receives of a micro-batch's gradients, once."""
@@ -95,9 +97,10 @@ class StageMessages:
         for position, op in enumerate(ops):
             self._send(self._stage.stage_index, op, Place(False, position, chunk), codec, samples)
         side = self.boundary(self._stage.stage_index)
-        if side is not None and not self._stage.is_last and self._context.names:
+        if side is not None and not self._stage.is_last and self._module.message_context_names:
             with self.failing():
-                self._sends.setdefault((False, chunk), []).append(self._context.send(side, chunk))
+                numbers = self._own.pop(chunk)
+                self._sends.setdefault((False, chunk), []).append(side.context(chunk).send(numbers, []))
 
     def send_gradients(self, chunk: int, ops: Sequence[dist.P2POp]) -> None:
         """Sends a micro-batch's gradients."""
@@ -118,7 +121,17 @@ class StageMessages:
 
     def compare_context(self, chunk: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Forms a micro-batch's numbers, and compares them with those that came with its activations."""
-        self._context.form(chunk, args, kwargs)
+        names = self._module.message_context_names
+        if not names:
+            return
+        numbers = self._module.message_context(*args, **kwargs)
+        own = self._own[chunk] = torch.tensor([numbers[name] for name in names], dtype=torch.int64)
+        received = self._received.pop(chunk, own)
+        for name, mine, others in zip(names, own.tolist(), received.tolist(), strict=True):
+            if mine != others:
+                raise ValueError(
+                    f"micro-batch {chunk}: {name}: expected the same as at the stage before, which has {others:#x}, got {mine:#x}"
+                )
 
     def finish(self) -> None:
         """Waits until all that the step has sent has arrived."""
@@ -216,4 +229,5 @@ class StageMessages:
         self._receives.clear()
         self._sends.clear()
         self._posted.clear()
-        self._context.clear()
+        self._own.clear()
+        self._received.clear()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.numbers import list_of
+from torch_lowcomm.pipeline.cache import list_of
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -59,13 +59,7 @@ def step(
             cache.expect_room(numbers)
         if cache is not None and next_samples is not None:
             cache.read_ahead(next_samples)
-    for stage in stages:
-        stage.expect_micro_batches(chunks)
-    if numbers is not None:
-        size = len(numbers) // chunks
-        for stage in stages:
-            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
-    return _run(schedule, schedule.step, (x, *args), target, kwargs)
+    return _run(schedule, schedule.step, (x, *args), target, kwargs, numbers)
 
 
 def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
@@ -120,11 +114,22 @@ def reset(schedule: Any) -> None:
     _compare(schedule, stages)
 
 
-def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> Any:
-    """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
-    stages = _stages_of(schedule)
+def _run(
+    schedule: Any,
+    run: Any,
+    inputs: tuple[Any, ...],
+    target: Any,
+    kwargs: dict[str, Any],
+    numbers: list[int] | None = None,
+) -> Any:
+    """One pass of a schedule on samples of these numbers; where it fails all of the rank's stages refuse the next one."""
+    stages, chunks = _stages_of(schedule), schedule._n_microbatches
     for stage in stages:
-        stage.expect_micro_batches(schedule._n_microbatches)
+        stage.expect_micro_batches(chunks)
+    if numbers is not None:
+        size = len(numbers) // chunks
+        for stage in stages:
+            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
     failed = f"rank {dist.get_rank(stages[0].group)}"

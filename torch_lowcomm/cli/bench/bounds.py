@@ -59,18 +59,15 @@ def states_elements(codec: Codec) -> bool:
 
 
 def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
-    """Returns the bound on a codec's error on one message.
+    """Returns the bound on a codec's error on one message, x 1-D.
 
     * A grid codec has the bound of `lc.codec`: half a step, or a step for `qsgd` and the largest elements with `sym`.
     * A cast has its unit of rounding, a scalar codec its stated relative error.
     * A codec that states no error of an element has the norm, over every BLOCK elements, of the error of `Codec.roundtrip`
       on the same numbers, plus a quarter. For a tensor with fewer elements it is at least the norm of the numbers.
 
-    Args:
-        codec: The codec of the message.
-        x: The message's elements, 1-D.
-        slack: How far the encoded numbers may be from x, in buckets that begin anywhere, as in the second encode of an
-            all_reduce. The bound is then on the error that is added.
+    With `slack`, how far the encoded numbers may be from x, in buckets that begin anywhere (the second encode of an
+    all_reduce), the bound is on the error that is added.
     """
     x = x.float()
     if not states_elements(codec):

@@ -77,11 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """Makes the job from the arguments.
-
-    Raises:
-        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
-    """
+    """Makes the job from the arguments; a wrong one is a ValueError with its name, what was expected, and the value."""
     op = OPERATIONS[arguments.op]
     for name, value, among in (("-o", arguments.redop, REDOPS), ("-d", arguments.datatype, DTYPES)):
         if value not in among:

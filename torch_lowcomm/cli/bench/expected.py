@@ -37,19 +37,13 @@ def moved(x: Tensor, codec: Codec | None) -> ExpectedElements:
 def reduced(
     inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: int | None, again: bool
 ) -> ExpectedElements:
-    """Expects elements that are reduced over the ranks.
+    """Expects elements that are reduced over the ranks, of which `inputs` has the contributions in rank order.
 
     * Exact: the same bits if the order of operations does not matter (two ranks, integers, min, max). Else the bound is
       (W-1)·u·sum |x|, where u is the dtype's unit of rounding; for a product its magnitude takes the place of the sum. An
       average rounds once more.
-    * Coded: the bound is the sum of the codec's errors on the contributions, plus that of a float32 sum.
-
-    Args:
-        inputs: The contribution of each rank, in rank order, all of one shape and dtype.
-        redop: sum, prod, min, max or avg.
-        codec: Codec of the contributions; None if they are sent exactly. Only sums and averages are coded.
-        own: The rank whose contribution is not coded because it owns the result; None if every contribution may be coded.
-        again: Whether the result is coded once more (all_reduce).
+    * Coded (sums and averages): the bound is the sum of the codec's errors on the contributions, but for that of the rank
+      `own`, which owns the result, plus that of a float32 sum; `again` where the result is coded once more (all_reduce).
     """
     parts = list(inputs)
     ranks, dtype = len(parts), parts[0].dtype

@@ -60,8 +60,7 @@ def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float,
         function: Called as `function(arguments)` in every rank's process. It must be importable.
         arguments: Passed to `function`; they must be picklable.
         ranks: Number of processes.
-        timeout_s: Progress deadline of the ranks' groups. Ranks that still run this long, and GRACE_S, after a rank failed
-            are ended.
+        timeout_s: Progress deadline of the ranks' groups; it also bounds, with GRACE_S, how long ranks outlive one that failed.
         deadline_s: Ranks that still run after this time are ended, and the run has failed.
 
     Returns:

@@ -58,11 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """Makes the job from the arguments.
-
-    Raises:
-        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
-    """
+    """Makes the job from the arguments; a wrong one is a ValueError with its name, what was expected, and the value."""
     if not 0 <= arguments.skip < arguments.seconds:
         raise ValueError(
             f"--skip: expected 0 or more and less than --seconds {arguments.seconds:g}, got {arguments.skip:g}"

@@ -21,25 +21,10 @@ _PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MT
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The measurement; the same on every rank.
-
-    Attributes:
-        name: Name of the op in `OPERATIONS`.
-        sizes: Sizes in bytes, as the op counts them.
-        dtype: Name in `DTYPES`.
-        redop: Name in `REDOPS`.
-        root: Root of a broadcast.
-        iterations: Timed calls of every size and form.
-        warm_up: Untimed calls before them.
-        checks: Checked calls.
-        policy: Policy of the measured group; None for the environment's.
-        peer: Backend to compare with, or None.
-        rate: Rate of the link, bits a second, or None.
-        timeout_s: Progress deadline of every group, seconds.
-    """
+    """The measurement, the same on every rank: a policy of None is the environment's; timeout_s is the progress deadline."""
 
     name: str
-    sizes: list[int]
+    sizes: list[int]  # bytes
     dtype: str
     redop: str
     root: int
@@ -48,7 +33,7 @@ class Plan:
     checks: int
     policy: str | None
     peer: str | None
-    rate: float | None
+    rate: float | None  # of the link, bits a second
     timeout_s: float
 
     @property
@@ -58,11 +43,7 @@ class Plan:
 
 
 def count_of(plan: Plan, size: int, ranks: int) -> int:
-    """Returns the number of elements of a rank's part of `size` bytes, rounded down.
-
-    Raises:
-        ValueError: The size has less than one element for each part.
-    """
+    """Returns the number of elements of a rank's part of `size` bytes, rounded down; a part has one at least."""
     parts = 1 if plan.op.whole else ranks
     item = DTYPES[plan.dtype].itemsize
     if size < parts * item:

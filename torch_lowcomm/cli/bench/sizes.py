@@ -7,11 +7,7 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def byte_size(text: str) -> int:
-    """Returns the bytes of a text such as "64M"; K, M and G are powers of 1024, as in nccl-tests.
-
-    Raises:
-        ValueError: The text is not such a number above 0.
-    """
+    """Returns the bytes of a text such as "64M", above 0; K, M and G are powers of 1024, as in nccl-tests."""
     found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found or int(found[1]) == 0:
         raise ValueError(f"expected a size above 0 in bytes such as 65536, 64K or 1M, got {text!r}")
@@ -19,11 +15,7 @@ def byte_size(text: str) -> int:
 
 
 def bit_rate(text: str) -> float:
-    """Returns the bits a second of a text such as "100M" or "100Mbit"; k, M and G are powers of 1000, as for links.
-
-    Raises:
-        ValueError: The text is not such a number above 0.
-    """
+    """Returns the bits a second of a text such as "100M" or "100Mbit", above 0; k, M and G are powers of 1000, as for links."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:bit(?:/s)?)?", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) == 0:
         raise ValueError(f"expected a rate above 0 in bits a second such as 100M or 2.5Gbit, got {text!r}")
@@ -31,11 +23,7 @@ def bit_rate(text: str) -> float:
 
 
 def sweep(least: int, most: int, step: int, factor: int | None) -> list[int]:
-    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last, or, without one, `step` more.
-
-    Raises:
-        ValueError: least > most, step < 1, or factor < 2.
-    """
+    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last, or, without one, `step` more."""
     if least > most:
         raise ValueError(f"expected -b no larger than -e, got {least} and {most} bytes")
     if factor is not None and factor < 2:

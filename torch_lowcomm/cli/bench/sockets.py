@@ -97,11 +97,7 @@ class Listener:
         self.address: Address = (host, port, self._token.hex())
 
     def accept(self, peer: int) -> Connection:
-        """Accepts the connection of `peer`; it closes connections of strangers.
-
-        Raises:
-            ConnectionError: The connection did not come in time.
-        """
+        """Accepts the connection of `peer` within the deadline; it closes connections of strangers."""
         expected = self._token + struct.pack("<I", peer)
         end = time.monotonic() + self._timeout_s
         while (left := end - time.monotonic()) > 0:
@@ -130,11 +126,7 @@ class Listener:
 
 
 def own_ip(interface: str | None) -> str:
-    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR.
-
-    Raises:
-        OSError: There is no such interface, or it has no IPv4 address.
-    """
+    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR."""
     interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         if interface:
