@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm.ddp.options import StateOptions
 
 MIN_ELEMENTS = 1024
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,25 +44,15 @@ class Parameters:
 
     Args:
         backend: Gives the slots for random draws.
-        rank: Rank of the factors; None for no factors.
-        feedback: Whether there are residuals.
-        eight_bits: Whether residuals are kept in 8 bits.
+        options: The state's, checked.
         named: Key, parameter, and whether it is kept exact.
         fixed: Whether these are all; if not, others are keyed by the order in which they are first seen.
     """
 
     def __init__(
-        self,
-        backend: _C.LowcommBackend,
-        *,
-        rank: int | None,
-        feedback: bool,
-        eight_bits: bool,
-        named: Sequence[Named],
-        fixed: bool,
+        self, backend: _C.LowcommBackend, options: StateOptions, named: Sequence[Named], *, fixed: bool
     ) -> None:
-        self._backend = backend
-        self._rank, self._feedback, self._eight_bits = rank, feedback, eight_bits
+        self._backend, self._options = backend, options
         self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
         self._loaded: dict[str, torch.Tensor] | None = None  # from a checkpoint, for parameters that are not known yet
         self._fixed = fixed
@@ -98,18 +89,20 @@ class Parameters:
         compression, slot = None, 0
         if not (exact or small or parameter.dtype not in _CODED):
             shape = list(parameter.shape)
-            low = self._rank is not None and _C.is_low_rank(shape[0], parameter.numel() // shape[0], self._rank)
+            rank = self._options.rank or 0
+            low = rank > 0 and _C.is_low_rank(shape[0], parameter.numel() // shape[0], rank)
             compression = _C.Compression(
                 shape,
-                rank=self._rank if low and self._rank is not None else 0,
-                feedback=self._feedback,
-                eight_bits=self._eight_bits,
+                rank=rank if low else 0,
+                feedback=self._options.error_feedback,
+                eight_bits=self._options.residual_dtype == "int8",
                 seed=zlib.crc32(key.encode()),
             )
             slot = self._backend.reserve_slots(2 * self._backend.size())
         entry = Entry(key, parameter, exact, compression, slot, len(self._entries))
         self._entries[id(parameter)] = entry
         if self._loaded is not None:
+            self._check(entry, self._loaded)
             self._fill(entry, self._loaded)
             self._loaded = self._untaken(self._loaded)
         return entry
@@ -159,7 +152,6 @@ class Parameters:
                 )
 
     def _fill(self, entry: Entry, tensors: dict[str, Any]) -> None:
-        self._check(entry, tensors)
         if entry.compression is not None:
             rank = self._backend.rank()
             entry.compression.set(tensors.get(f"rank{rank}.{entry.key}.residual"), tensors.get(f"{entry.key}.factor"))

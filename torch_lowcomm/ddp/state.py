@@ -1,7 +1,8 @@
 """The state of the DDP hook: its options, the compression of each parameter, and its checkpoint."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,17 @@ from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm._log import logger
-from torch_lowcomm.ddp.connection import Connection, refuse
 from torch_lowcomm.ddp.options import StateOptions
-from torch_lowcomm.ddp.parameters import Named
+from torch_lowcomm.ddp.parameters import Named, Parameters
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
+
+
+class _Connection(NamedTuple):
+    """What a state has of its group, once all ranks have given the same options."""
+
+    backend: _C.LowcommBackend
+    parameters: Parameters
 
 
 class State:
@@ -98,14 +105,14 @@ class State:
             self._named, self._fixed = _named(model, exact), model is not None
         except Exception as error:
             if backend is not None:
-                refuse(backend, error)
+                _refuse(backend, error)
             raise
         if backend is not None:
             self._connect(backend)
 
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
-        self._connected: Connection | None = None
+        self._connected: _Connection | None = None
         self._copied: dict[str, Any] | None = None
         self._step: Step | None = None
         self._steps, self._scale = 0, 1.0
@@ -114,18 +121,26 @@ class State:
 
     def _connect(self, backend: _C.LowcommBackend) -> None:
         """Compares this rank's options with the others'. Collective; the State has a group where all are the same."""
-        self._connected = Connection.make(
-            backend,
-            self._options,
-            self._named,
-            fixed=self._fixed,
-            copied=self._copied,
-            has_scaler=self._scaler is not None,
-            steps=self._steps,
-        )
-        self._copied = None
+        try:
+            parameters = Parameters(backend, self._options, self._named, fixed=self._fixed)
+            if self._copied is not None:
+                parameters.load_own(self._copied)
+        except Exception as error:
+            _refuse(backend, error)
+            raise
+        own = {"grad_scaler": self._scaler is not None, "coded parameters": parameters.coded(), "steps": self._steps}
+        texts = {**dataclasses.asdict(self._options), **own}
+        backend.agree_on_texts("ddp.State", [(name, str(value)) for name, value in texts.items()])
+        if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
+            logger.info(
+                "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
+                backend.group_name,
+                backend.policy,
+                self._options.codec,
+            )
+        self._connected, self._copied = _Connection(backend, parameters), None
 
-    def _on_group(self) -> Connection:
+    def _on_group(self) -> _Connection:
         """The backend and the parameters. Collective at the first call, where there was no group before."""
         if self._connected is None:
             self._connect(backend_of(self._group))
@@ -257,6 +272,11 @@ class State:
         self._group, self._options, self._scaler = None, kept["options"], kept["scaler"]
         self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["tensors"]
         self._steps, self._scale = kept["steps"], kept["scale"]
+
+
+def _refuse(backend: _C.LowcommBackend, error: Exception) -> None:
+    """Tells the other ranks, which wait to compare options, of an error of this one."""
+    backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
 
 
 def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] | None) -> list[Named]:

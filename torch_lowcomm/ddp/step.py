@@ -1,13 +1,13 @@
 """The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
+from torch.futures import Future, collect_all
 
 from torch_lowcomm import _C
-from torch_lowcomm.ddp.futures import after
 from torch_lowcomm.ddp.parameters import Entry
 from torch_lowcomm.groups import exact
 
@@ -101,6 +101,36 @@ class Step:
             self._lent.clear()
         self._exact.clear()
         self._futures = []
+
+
+def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch.Tensor) -> Future[torch.Tensor]:
+    """Returns the future of a tensor that is ready once `run` has run, after all of several futures have ended.
+
+    torch's own future of several (`collect_all`) has no device: it does not wait for their streams, and a wait for it does
+    not cover kernels that were enqueued after them.
+
+    Args:
+        futures: `run` is called after all of them; its kernels wait for the streams of each. One that fails fails the result.
+        run: Called once, by the thread that ends the last future. The result raises what it raises.
+        result: The tensor. On a CUDA device a wait for the future makes the current stream wait for the kernels of `run`.
+    """
+    ended: list[Future[Any]] = []
+    begin: Future[None] = Future(devices=[result.device] if result.device.type == "cuda" else None)
+
+    def all_ended(of_all: Future[Any]) -> None:
+        ended.append(of_all)
+        begin.set_result(None)
+
+    def finish(_: Future[None]) -> torch.Tensor:
+        ended[0].value()  # raises what one has failed with
+        for future in futures:
+            future.wait()  # makes the current stream wait too
+        run()
+        return result
+
+    finished = begin.then(finish)  # an error in a callback of then() reaches C++; an error set on a Future does not
+    collect_all(list(futures)).add_done_callback(all_ended)
+    return finished
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._host_levels import HostLevels, hosts_of_mesh
+from torch_lowcomm._host_levels import HostLevels
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of
@@ -54,8 +54,7 @@ class HostComms(NotCopied):
     _instead = "make a new one"
 
     def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
-        between, inside = mesh.mesh_dim_names or ("", "")
-        self._levels = HostLevels(hosts_of_mesh(mesh, inside, between), "none", timeout)
+        self._levels = HostLevels(mesh.mesh.cpu(), "none", timeout)
         self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class Plan:
     peer: str | None
     rate: float | None  # of the link, bits a second
     timeout_s: float
+    json: Path | None  # files that rank 0 writes
+    plot: Path | None
 
     @property
     def op(self) -> Operation:
