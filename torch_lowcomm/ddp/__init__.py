@@ -1,8 +1,4 @@
-"""Compressed gradients for DDP: coded, or of low rank with coded factors, with error feedback.
-
-model = DistributedDataParallel(module)
-model.register_comm_hook(lc.ddp.State(codec="sym4", error_feedback=True), lc.ddp.hook)
-"""
+"""Compressed gradients for DDP: coded, or of low rank with coded factors, with error feedback."""
 
 import torch
 import torch.distributed as dist

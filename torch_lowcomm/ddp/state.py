@@ -229,12 +229,10 @@ class State:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what `state_dict` returned on this rank. Call it between steps.
 
-        Residuals belong to the ranks of one world size; they are not redistributed for another.
-
         Raises:
-            ValueError: The state is of another world size, rank of the group or kind, does not fit a parameter, or is damaged
-                or was changed, by its checksum. The message has expected and actual, and nothing has changed. A parameter that
-                is not known yet raises it when it comes.
+            ValueError: The state is of another world size (residuals are not redistributed), rank of the group or kind, does not
+                fit a parameter, or is damaged or was changed, by its checksum. Nothing has changed. A parameter that is not known
+                yet raises it when it comes.
         """
         backend, parameters = self._on_group()
         for name, value in {"world_size": backend.size(), **self._options.of_state()}.items():

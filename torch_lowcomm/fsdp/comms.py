@@ -100,10 +100,8 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gathers [n] of every rank into [W·n], with the same codes until the optimizer writes the shard.
-
-        Returns:
-            The Work with `async_op` or with overlap, else None. FSDP2 waits for a Work where it needs the weights.
+        """Gathers [n] of every rank into [W·n], with the same codes until the optimizer writes the shard. Returns the Work
+        with `async_op` or with overlap, else None; FSDP2 waits for a Work where it needs the weights.
         """
         async_op = async_op or self._overlap
         if self._unit is not None and input_tensor.dtype == torch.uint8:
@@ -163,10 +161,8 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Reduces [W·n] to this rank's [n]. Every call has new draws, so that accumulated micro-batches share none.
-
-        Returns:
-            The Work with `async_op`, or if a later step waits for it (overlap); else None.
+        """Reduces [W·n] to this rank's [n]. Every call has new draws, so that accumulated micro-batches share none. Returns
+        the Work with `async_op`, or if a later step waits for it (overlap); else None.
         """
         why = self._why_exact(group, input_tensor, output_tensor.numel())
         if why is None and self._trained() != self._planned:
@@ -232,11 +228,7 @@ class QuantizedComms(NotCopied):
         return state | {key: levels.state_dict() for key, levels in self._levels()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets counters and levels.
-
-        Raises:
-            ValueError: The state is of a model with other wrapped modules, codecs or master. Nothing has changed.
-        """
+        """Sets counters and levels; a state of a model with other wrapped modules, codecs or master is a ValueError."""
         expected = set(self.state_dict())
         if set(state) != expected:
             raise ValueError(

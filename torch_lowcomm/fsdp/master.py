@@ -6,10 +6,8 @@ import torch
 
 
 def _checksum(flat: torch.Tensor) -> tuple[int, ...]:
-    """Returns sums of the elements' bits as integers, plain and weighted by row and column.
-
-    The sums are hardly ever the same after a write; the weights detect elements that have changed places. For a CUDA tensor
-    it waits for the device.
+    """Returns sums of the elements' bits as integers, plain and weighted by row and column. They are hardly ever the same
+    after a write; the weights detect elements that have changed places. For a CUDA tensor it waits for the device.
     """
     bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
     whole = bits.numel() // 1024 * 1024

@@ -25,17 +25,11 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other type
 
 
 class Place(NamedTuple):
-    """One message of a step at a boundary.
+    """One message of a step at a boundary."""
 
-    Attributes:
-        gradients: Whether it goes back.
-        position: The tensor's place among those that cross the boundary.
-        chunk: The micro-batch.
-    """
-
-    gradients: bool
-    position: int
-    chunk: int
+    gradients: bool  # whether it goes back
+    position: int  # the tensor's place among those that cross the boundary
+    chunk: int  # the micro-batch
 
 
 class Boundary:

@@ -27,11 +27,8 @@ class BoundaryModule:
     message_context_names: tuple[str, ...] = ()
 
     def message_context(self, *args: Any, **kwargs: Any) -> Mapping[str, int]:
-        """Numbers of a micro-batch that the next stage must come to as well; they travel with its activations.
-
-        Args:
-            *args: The micro-batch's inputs, on the first stage.
-            **kwargs: Its keywords.
+        """Numbers of a micro-batch, from its inputs on the first stage and its keywords, that the next stage must come to as
+        well; they travel with its activations.
         """
         return {}
 

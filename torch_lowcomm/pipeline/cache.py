@@ -134,20 +134,13 @@ class Cache(NotCopied):
         `lc.pipeline.step(next_samples=)` and `lc.pipeline.batches(cache=)` call this; use one of the two. A slot that the present
         batch has yet to write is not read before. The slots of the last two calls are kept in RAM. A file that cannot be read
         fails the next step.
-
-        Args:
-            samples: Their numbers; those without a slot are left out.
         """
         numbers = list_of(samples)
         for _, memory, _ in self.slots.all():
             memory.read_ahead(numbers)
 
     def flush(self) -> None:
-        """Returns when all slots are on their disk.
-
-        Raises:
-            OSError: A slot could not be written.
-        """
+        """Returns when all slots are on their disk; raises OSError where one could not be written."""
         for error in self.slots.each(_C.SampleMemory.flush):
             raise error
 
@@ -158,10 +151,8 @@ class Cache(NotCopied):
         self.slots.each(_C.SampleMemory.flush)
 
     def close(self) -> None:
-        """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used. Idempotent.
-
-        Raises:
-            OSError: A slot could not be written.
+        """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used.
+        Idempotent. Raises OSError where a slot could not be written.
         """
         self.slots.close()
 

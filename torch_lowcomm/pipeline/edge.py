@@ -95,14 +95,7 @@ class Edge(NotCopied):
     def of(cls, peer: int, channel: int = 0, *, group: dist.ProcessGroup | None = None, **options: Any) -> Edge:
         """The edge that the functions `send` and `recv` use with these arguments; the first call makes it.
 
-        Args:
-            peer: As Edge.
-            channel: As Edge.
-            group: As Edge.
-            options: The other options of Edge. Later calls may leave them out.
-
-        Raises:
-            TypeError, ValueError: As Edge, or the edge was made with another option.
+        `options` are the other ones of Edge. Later calls may leave them out; another value than before is a ValueError.
         """
         backend_of(group)
         group = group or dist.group.WORLD
@@ -156,11 +149,7 @@ class Edge(NotCopied):
 
         Args:
             like: Tensors of the shapes, types and device that come. They are not written.
-            samples: As send().
-
-        Raises:
-            ValueError: As send().
-            torch.distributed.DistBackendError: As send().
+            samples: As send(), whose errors it raises.
         """
         tensors = _tensors(like)
         coded, numbers = self._message(samples)
@@ -179,16 +168,12 @@ class Edge(NotCopied):
         """Waits for the next message.
 
         Args:
-            like: As post(); None takes the oldest message that was posted.
+            like: As post(); None takes the oldest message that was posted. With posted receives it has to be None.
             samples: As post().
 
         Returns:
             A tensor, or with a sequence a tuple of them. Their backward sends their gradients, once all have theirs; a loss
-            must depend on one of them at least.
-
-        Raises:
-            ValueError: As send(), or there are posted receives and `like`, or neither.
-            torch.distributed.DistBackendError: As send().
+            must depend on one of them at least. Errors are those of send().
         """
         receives = self._messages.receives
         if (like is None) != bool(receives):
@@ -206,12 +191,7 @@ class Edge(NotCopied):
         return tensors[0] if single else tuple(tensors)
 
     def finish(self) -> None:
-        """Waits until all that was sent is through.
-
-        Raises:
-            ValueError: A gradient could not be encoded.
-            torch.distributed.DistBackendError: As send().
-        """
+        """Waits until all that was sent is through; raises as send(), also where a gradient could not be encoded."""
         self._messages.finish()
 
     def fail(self, why: str) -> None:

@@ -166,9 +166,8 @@ class Stage(NotCopied, PipelineStage):
         self._messages.finish()
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
-        """Sends another stage the shapes of what crosses their boundary; torch calls this in the first step.
-
-        By a channel, on which a stage that fails meanwhile is noticed: torch's own messages would wait for it.
+        """Sends another stage the shapes of what crosses their boundary; torch calls this in the first step. By a channel, on
+        which a stage that fails meanwhile is noticed: torch's own messages would wait for it.
         """
         with self._messages.failing():
             self._messages.boundary_to(dst_stage).send_shapes(meta)

@@ -112,9 +112,8 @@ class StageMessages:
         self._wait(self._receives.pop((False, chunk), []))
 
     def wait_for_gradients(self, chunk: int) -> None:
-        """Waits for a micro-batch's gradients; for its activations to be taken first.
-
-        No gradient answers an activation that was refused: that is raised now, not at the deadline.
+        """Waits for a micro-batch's gradients; for its activations to be taken first. No gradient answers an activation that
+        was refused: that is raised now, not at the deadline.
         """
         self._wait(self._sends.pop((False, chunk), []))
         self._wait(self._receives.pop((True, chunk), []))

@@ -65,19 +65,8 @@ def step(
 def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
     """Runs schedule.eval() on one batch, called in the same order on all ranks of the pipeline, and waits for what it sends.
 
-    Args:
-        schedule: As step().
-        x: As step().
-        args: As step().
-        target: As step(); needed where the schedule has a loss.
-        kwargs: As schedule.eval(). torch empties a list `losses` before it adds those of this batch.
-
-    Returns:
-        What schedule.eval() returns.
-
-    Raises:
-        RuntimeError: A message of an earlier step failed.
-        torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
+    Arguments, result and errors are as those of step(); keywords are those of schedule.eval(). `target` is needed where the
+    schedule has a loss. torch empties a list `losses` before it adds those of this batch.
     """
     with torch.no_grad():
         return _run(schedule, schedule.eval, (x, *args), target, kwargs)
@@ -91,14 +80,8 @@ def reset(schedule: Any) -> None:
     step has added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a
     stage is sharded by FSDP2, or the first step failed, make a new schedule too; ranks that share such a stage go on only
     where they have failed between the same two collectives of FSDP2, and where one was ahead wait there until their group's
-    time-out. A group that has ended, by a peer's death or a time-out, is not reset: make a new one, and new stages with the
-    same caches.
-
-    Args:
-        schedule: As step().
-
-    Raises:
-        torch.distributed.DistBackendError: A peer or the network failed, or the group has ended.
+    time-out. A group that has ended, by a peer's death or a time-out, is not reset, which is a DistBackendError: make a new
+    one, and new stages with the same caches.
     """
     stages = _stages_of(schedule)
     for stage in stages:

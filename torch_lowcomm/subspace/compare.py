@@ -76,12 +76,8 @@ def compare(parts: Parts, root: nn.Module, *, exact: bool) -> list[Finding]:
     constrained weights are drawn for both runs, the last in the subspace. Afterwards all is as it was.
 
     A stage has no whole decoder to be compared with: only its boundaries are. So are those of a decoder that cannot be called
-    with tokens alone, and of one with parameters that are sharded or on the meta device, whose blocks do not run. That is logged.
-
-    Args:
-        parts: Where the parts are.
-        root: A decoder or a stage.
-        exact: Whether it is constrained, and has boundaries that lose nothing. Otherwise it is a decoder, cut without boundaries.
+    with tokens alone, and of one with parameters that are not here, whose blocks do not run. That is logged. With `exact` false
+    a decoder is not constrained, and is cut without boundaries.
     """
     absent = [name for name, p in root.named_parameters() if not is_here(p)]
     if absent:

@@ -24,27 +24,16 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `constrain` found and did; the model has it as `subspace_report`.
-
-    Attributes:
-        parts: The names of the decoder's parts.
-        width: d.
-        rank: k.
-        blocks: The number of blocks.
-        free_blocks: How many of them, the last ones, are not constrained.
-        sigma: The size of the fixed part's elements.
-        lost: Of each constrained weight, by its name, the share of its norm that was outside the subspace.
-        untied: Whether the head had the embedding's weight, and has its own now.
-    """
+    """What `constrain` found and did; the model has it as `subspace_report`."""
 
     parts: Parts
-    width: int
-    rank: int
+    width: int  # d
+    rank: int  # k
     blocks: int
-    free_blocks: int
-    sigma: float
-    lost: dict[str, float]
-    untied: bool
+    free_blocks: int  # of these, the last ones, which are not constrained
+    sigma: float  # the size of the fixed part's elements
+    lost: dict[str, float]  # by a constrained weight's name, the share of its norm that was outside the subspace
+    untied: bool  # whether the head had the embedding's weight, and has its own now
 
     def __str__(self) -> str:
         parts = self.parts

@@ -31,9 +31,6 @@ def cut(
 ) -> StageModule:
     """Makes one stage of a decoder; all ranks cut the same decoder in the same way.
 
-        stage = lc.pipeline.Stage(lc.subspace.cut(model, index, count), index, count, device)
-        Schedule1F1B(stage, 8, loss_fn=loss).step(x, ids=x)          # ids on every rank
-
     Args:
         model: What `constrain` returned. With another boundary than the exact one any decoder, whose weights stay free.
         index: The stage's place, 0...count - 1.
@@ -43,12 +40,12 @@ def cut(
             `free_blocks`. Weights stay as they are, without what `constrain` has taken of them; `constrain(free_blocks=)` of that
             number takes nothing. Before an optimizer or `reparam`; the same on all ranks.
         coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
-            "minmax8:bucket=128", which the stage has as `message_codec`. Only "fp32" is exact.
+            "minmax8:bucket=128", which the stage has as `message_codec`.
         boundary: Another kind than the exact one: `Projection`, `Bottleneck`.
         parts: The parts of a decoder that is not constrained, where they are not found.
 
     Returns:
-        A module that shares its parts with the model; see `StageModule.forward`.
+        A module that shares its parts with the model. It takes token ids, or coefficients and `ids=`; see `StageModule.forward`.
 
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one; it is a stage already; or an argument has

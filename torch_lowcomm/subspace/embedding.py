@@ -12,13 +12,9 @@ from torch_lowcomm.subspace.parts import EMBEDDING
 class Embedding(nn.Module):
     """TE(t) = T_fixed[t] + T_S[t] (section 4.3.1 of Protocol Models).
 
-    T_fixed, the anchor, is the same on all stages and never trained. T_S is the parameter `weight`, whose rows lie in the
-    subspace: `lc.SubspaceAdamW` keeps them there.
-
-    Attributes:
-        weight: T_S, [vocabulary, width].
-        padding_idx: The token whose row of T_S is not trained, as `nn.Embedding` has it; it has its fixed part all the same.
-        anchor: Makes T_fixed's rows.
+    T_fixed, the anchor, is the same on all stages and never trained. T_S is the parameter `weight`, [vocabulary, width], whose
+    rows lie in the subspace: `lc.SubspaceAdamW` keeps them there. The row of T_S of the token `padding_idx` is not trained, as
+    `nn.Embedding` has it; the token has its fixed part all the same.
     """
 
     subspace_role = EMBEDDING

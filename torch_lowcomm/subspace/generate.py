@@ -51,7 +51,7 @@ def generate(
     Args:
         stage: The `lc.pipeline.Stage` of what `cut` made, or that module; stage i on rank i of the group. The only stage of one
             needs no group where it is the module.
-        ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes; the same on all ranks.
+        ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes.
         max_new_tokens: How many tokens are generated behind each prompt.
         temperature: 0: the token of the largest logit. Above: drawn from softmax(logits / temperature).
         seed: Of the draws, which the last stage makes.

@@ -101,16 +101,12 @@ class Grassmann:
         """Watches the gradients of the last boundary, where this rank has it.
 
         Args:
-            stages: This rank's `lc.pipeline.Stage`s of modules that `cut` made, or such modules.
+            stages: This rank's `lc.pipeline.Stage`s of modules that `cut` made, or such modules, with an exact boundary.
             optimizer: Of the stages' parameters: `lc.SubspaceAdamW`, or one that has its `change_basis`.
-            every: Steps of an interval.
-            rate: α, the size of a step of the subspace; the paper gives no number.
+            every: Steps of an interval, 1 or more.
+            rate: α, the size of a step of the subspace, above 0; the paper gives no number.
             group: All ranks of the pipeline, and only those; None for the default group. Of replicas of a pipeline the group has
                 the ranks of all: their sums are added.
-
-        Raises:
-            TypeError: The optimizer cannot change its weights to another basis.
-            ValueError: `every` or `rate` is out of its range, or the stages have no basis or no exact boundary.
         """
         if not hasattr(optimizer, "change_basis"):
             raise TypeError(
@@ -227,15 +223,12 @@ class Grassmann:
         logger.info("subspace: version %d", version)
 
     def resume(self, group: dist.ProcessGroup | None = None) -> int:
-        """After a failure: brings all ranks to one version, on the group that has been made since; all ranks call it.
+        """After a failure: brings all ranks to one version, which it returns, on the group that has been made since; all call it.
 
         A rank that had the next basis takes it where any other has changed already, for then all had it.
 
         Args:
             group: The new group; None for the default group.
-
-        Returns:
-            The version.
 
         Raises:
             ValueError: Ranks have other intervals or have counted other numbers of steps, or a rank's version is older than
@@ -268,10 +261,8 @@ class Grassmann:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten.
-
-        Raises:
-            ValueError: The rank receives last, and the state has no sum: it is another stage's.
+        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten. The rank that receives last refuses a
+        state without a sum, which is another stage's.
         """
         if self._sum is not None and "sum" not in state:
             raise ValueError(

@@ -123,16 +123,13 @@ class SubspaceAdamW(SubspaceOptimizer):
         however the model is cut. Call it between `backward` and `step`, after `GradScaler.unscale_`.
 
         Args:
-            max_norm: The largest norm.
+            max_norm: The largest norm, 0 or more.
             stages: The ranks that hold the pipeline's stages, a rank each (of a mesh: one column of it). All of them call it.
                 None: this optimizer has the whole model; of some stages alone it is the norm of those, which is logged.
-            error_if_nonfinite: Whether a norm that is not finite is an error, on all ranks.
+            error_if_nonfinite: Whether a norm that is not finite is a ValueError, on all ranks.
 
         Returns:
             The norm, a float64 scalar.
-
-        Raises:
-            ValueError: max_norm is negative or NaN; or the norm is not finite and the caller wants an error.
         """
         if not float(max_norm) >= 0:
             raise ValueError(f"SubspaceAdamW: clip_grad_norm: max_norm: expected 0 or more, got {max_norm}")
@@ -173,10 +170,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         """Makes a step. Collective over a mesh whose ranks hold shards; never over the stages.
 
         Args:
-            closure: Computes the gradients again and returns the loss.
-
-        Returns:
-            The closure's result, or None.
+            closure: Computes the gradients again and returns the loss, which is then returned.
 
         Raises:
             TypeError: A gradient is sparse.
@@ -236,14 +230,11 @@ class SubspaceAdamW(SubspaceOptimizer):
 
         W_p1, W_p2 and T_S, frozen ones too, and the first moments are projected onto the new S; moments of coordinates are taken
         over by M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the
-        next version. An error leaves everything as it was. Collective where weights are sharded.
+        next version. Collective where weights are sharded.
 
         Args:
-            old_vectors: Uᵀ [k, d], which the weights are in.
-            new_vectors: U'ᵀ [k, d], with orthonormal rows.
-
-        Raises:
-            ValueError: The vectors do not fit, are not orthonormal, or are not those that the optimizer has.
+            old_vectors: Uᵀ [k, d], which the weights are in; another than the optimizer has is a ValueError.
+            new_vectors: U'ᵀ [k, d]; rows that are not orthonormal are a ValueError. An error leaves everything as it was.
         """
         if self._vectors is None:
             return

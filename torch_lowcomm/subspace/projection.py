@@ -36,7 +36,7 @@ class Projection:
         """Chooses the boundary; `cut(..., boundary=)` takes it.
 
         Args:
-            rank: k, the numbers that a boundary carries for each token.
+            rank: k, the numbers that a boundary carries for each token, 1 or more.
             seed: Of U, the same on all ranks.
             learned: Whether U is trained.
             anchor: A. "embedding": a frozen copy of the first stage's embedding, as it was when the decoder was cut, on both
@@ -44,9 +44,6 @@ class Projection:
                 of it lies in U is not used, so the sender needs none. "signs": the frozen rows of `Anchor`, without a table.
                 "none": 0.
             sigma: Of "signs".
-
-        Raises:
-            ValueError: rank is below 1, or `anchor` is none of the four.
         """
         if rank < 1:
             raise ValueError(f"rank: expected 1 or more, got {rank}")
@@ -85,8 +82,7 @@ class Bottleneck:
     """A boundary with an encoder and a decoder that are trained with the stages; not exact.
 
     C = X·U + E(X) and X̂ = C·Uᵀ + D(C): a fixed path of low rank, and next to it two small networks, whose last weights are 0 at
-    first. The idea is that of ResBM (arXiv 2604.11947), whose encoder and decoder stand next to an identity path of low rank; the
-    sizes are ours.
+    first. The idea is that of ResBM (arXiv 2604.11947); the sizes are ours.
     """
 
     exact = False
@@ -95,12 +91,9 @@ class Bottleneck:
         """Chooses the boundary; `cut(..., boundary=)` takes it.
 
         Args:
-            rank: k, the numbers that a boundary carries for each token.
+            rank: k, the numbers that a boundary carries for each token, 1 or more.
             seed: Of U and of the networks' first weights, the same on all ranks.
             hidden: The width of the networks. None: 4 times the rank.
-
-        Raises:
-            ValueError: rank or hidden is below 1.
         """
         if rank < 1 or (hidden is not None and hidden < 1):
             raise ValueError(f"rank and hidden: expected 1 or more, got {rank} and {hidden}")

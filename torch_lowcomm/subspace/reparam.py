@@ -66,7 +66,7 @@ def _blank(kind: type[nn.Module], base: type[nn.Module]) -> nn.Module:
 
 @without_autocast
 def reparam(module: nn.Module) -> nn.Module:
-    """Puts coordinates in the place of constrained weights, W = U·Z, in a module: Z is what an optimizer trains.
+    """Puts coordinates in the place of constrained weights, W = U·Z, in a module, and returns it: Z is what an optimizer trains.
 
         model = lc.subspace.reparam(lc.subspace.constrain(decoder, rank=64))
         optimizer = lc.SubspaceAdamW(model)             # or any other: SGD, AdamW, Muon
@@ -83,13 +83,8 @@ def reparam(module: nn.Module) -> nn.Module:
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
     Args:
-        module: A constrained model, or a stage of one; before `fully_shard`. A stage of free blocks alone stays as it is.
-
-    Returns:
-        The module itself.
-
-    Raises:
-        ValueError: Nothing in the module is constrained, or FSDP2 has already sharded it.
+        module: A constrained model, or a stage of one; before `fully_shard`. A stage of free blocks alone stays as it is; one
+            in which nothing is constrained, or that is sharded already, is a ValueError.
     """
     found = constrained_weights(module)
     weights = [weight for weight in found if not weight.is_coordinates and weight.role != "bias"]
@@ -116,10 +111,8 @@ def project_gradients(module: nn.Module) -> None:
 
     For optimizers other than `lc.SubspaceAdamW`, which does it by itself. One whose update is a combination of gradients (SGD,
     with momentum and decoupled weight decay too) then keeps the weights in S. Clip after it. Collective over the ranks of a
-    mesh where FSDP2 has sharded the weights.
-
-    Args:
-        module: A constrained model, or a stage of one; weights without a gradient, and coordinates, are passed over.
+    mesh where FSDP2 has sharded the weights of the module, a model or a stage. Weights without a gradient, and coordinates, are
+    passed over.
     """
     weights = [
         weight

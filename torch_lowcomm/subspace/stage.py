@@ -25,9 +25,6 @@ class StageModule(nn.Module):
     dict of a whole decoder, too, and picks its own.
 
     Attributes:
-        index: The stage's place, from 0.
-        count: Stages in all.
-        block_numbers: The numbers of its blocks.
         exact: Whether all stages together compute what the decoder does.
         rank: Coefficients a token.
         coefficients: What a coefficient travels as.

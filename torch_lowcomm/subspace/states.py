@@ -10,14 +10,7 @@ import torch
 def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Puts the state dicts of all stages of a cut together to that of the decoder, for stages of another cut to load.
 
-    Args:
-        states: One state dict a stage.
-
-    Returns:
-        The decoder's state dict. A stage's `load_state_dict` picks its own part of it.
-
-    Raises:
-        ValueError: Two stages have other values under one name.
+    A stage's `load_state_dict` picks its own part of it. Two stages with other values under one name are a ValueError.
     """
     merged: dict[str, torch.Tensor] = {}
     for number, state in enumerate(states):

@@ -28,13 +28,8 @@ class StepGradients:
     def project(
         self, core: _C.SubspaceAdam, trained: Sequence[torch.Tensor], weights: Weights, names: Mapping[int, str]
     ) -> list[torch.Tensor | None]:
-        """Returns this rank's gradients, whose coordinates the core has from here on. Collective where weights are sharded.
-
-        Args:
-            core: Has the moments.
-            trained: The parameters.
-            weights: What is constrained of them.
-            names: A parameter's name by its id().
+        """Returns this rank's gradients, whose coordinates the core has from here on; `names` are the parameters' by their
+        id(). Collective where weights are sharded.
         """
         gradients = [None if p.grad is None else local(p.grad) for p in trained]
         for p, g in zip(trained, gradients, strict=True):

@@ -25,21 +25,13 @@ AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedWeight:
-    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding). Or a bias: one column.
+    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding). Or a bias: one column."""
 
-    Attributes:
-        name: Of the parameter, in the module that was searched.
-        parameter: W; a DTensor where FSDP2 has sharded it.
-        role: "attention_output" (W_p1), "feed_forward_down" (W_p2), "embedding" (T_S), or "bias" (of W_p1 or W_p2).
-        basis: Has U.
-        is_coordinates: The parameter is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`).
-    """
-
-    name: str
-    parameter: torch.Tensor
-    role: str
+    name: str  # of the parameter, in the module that was searched
+    parameter: torch.Tensor  # a DTensor where FSDP2 has sharded it
+    role: str  # "attention_output" (W_p1), "feed_forward_down" (W_p2), "embedding" (T_S), or "bias" (of W_p1 or W_p2)
     basis: Basis
-    is_coordinates: bool = False
+    is_coordinates: bool = False  # it is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`)
 
     @property
     def axis(self) -> int:
