@@ -1,13 +1,15 @@
-"""The part of a token's activation that every stage knows: frozen, made where it is used."""
+"""The frozen part of a token's activation, which every stage makes for itself, and the embedding that adds a trained one."""
 
 import zlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torch_lowcomm import _C
-from torch_lowcomm.subspace.basis import expect_seed
+from torch_lowcomm.subspace.basis import Basis, expect_seed
+from torch_lowcomm.subspace.parts import EMBEDDING
 
 _MOST_TOKENS = 2**31
 
@@ -112,3 +114,36 @@ class Anchor(nn.Module):
     def extra_repr(self) -> str:
         """The text in repr()."""
         return f"vocabulary={self.vocabulary}, width={self.width}, seed={self.seed}, sigma={self.sigma}, fixed={self.fixed!r}"
+
+
+class Embedding(nn.Module):
+    """TE(t) = T_fixed[t] + T_S[t] (section 4.3.1 of Protocol Models).
+
+    T_fixed, the anchor, is the same on all stages and never trained. T_S is the parameter `weight`, [vocabulary, width], whose
+    rows lie in the subspace: `lc.SubspaceAdamW` keeps them there. The row of T_S of the token `padding_idx` is not trained, as
+    `nn.Embedding` has it; the token has its fixed part all the same.
+    """
+
+    subspace_role = EMBEDDING
+    subspace_basis: Basis
+    anchor: Anchor
+
+    def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor, *, padding_idx: int | None = None) -> None:
+        """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected."""
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.num_embeddings, self.embedding_dim = vocabulary, basis.width
+        # Both are the model's own, which has them in its state once, under one name in every stage.
+        object.__setattr__(self, "subspace_basis", basis)
+        object.__setattr__(self, "anchor", anchor)
+        drawn = torch.randn(vocabulary, basis.width, device=basis.vectors.device) * anchor.sigma
+        self.weight = nn.Parameter(basis.project(drawn))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [batch, time] to [batch, time, width]."""
+        ids = ids.long()
+        return functional.embedding(ids, self.weight, self.padding_idx) + self.anchor(ids, self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Vocabulary and width."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"

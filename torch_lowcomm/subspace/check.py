@@ -5,9 +5,9 @@ from collections import defaultdict
 import torch
 from torch import nn
 
+from torch_lowcomm.subspace.anchor import Embedding
 from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.compare import Finding, compare, distance, is_here, tolerance
-from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.weights import constrained_weights
 

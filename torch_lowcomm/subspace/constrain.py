@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.anchor import Anchor, Embedding
 from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.compare import Finding, distance
-from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import NAMES, parts_of
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.states import expect_free_blocks
+from torch_lowcomm.subspace.stage import expect_free_blocks
 from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)

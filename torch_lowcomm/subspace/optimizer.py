@@ -12,10 +12,17 @@ from torch import nn
 
 from torch_lowcomm._adam_groups import rules_of
 from torch_lowcomm.diloco.parameters import local
-from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
-from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
+from torch_lowcomm.subspace.weights import (
+    change_basis,
+    checked_vectors,
+    distances,
+    expect_in_subspace,
+    shards,
+    sum_numbers,
+    sum_slices,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -238,10 +245,10 @@ class SubspaceAdamW(SubspaceOptimizer):
         """
         if self._vectors is None:
             return
-        old, new = basis_change.checked_vectors(self._vectors, old_vectors, new_vectors)
+        old, new = checked_vectors(self._vectors, old_vectors, new_vectors)
         weights = self._weights()
         frozen = self._frozen()
-        basis_change.change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
+        change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
         self._core.set_vectors([None if w is None else w.part(new) for w in weights])
         self._vectors, self._vectors_version = new, self._version() + 1
         self._vectors_checksum = checksum_of(new, self._vectors_version)
