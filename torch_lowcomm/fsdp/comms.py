@@ -44,10 +44,6 @@ class _LayoutComm:
         """Allocates one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
 
-    def _carrier(self, group: dist.ProcessGroup) -> HostComms | _C.LowcommBackend:
-        """Returns the object that sends messages by layouts."""
-        return self.carrier or backend_of(group)
-
     def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
         """Returns why the layout does not describe this buffer, or None if it does."""
         if _C.in_exact():
@@ -116,7 +112,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         version = self.weights.version()
         layout = self.levels.at(version, [input_tensor], group)
         encoded = self.master.to_encode(version, input_tensor) if self.master else None
-        work = self._carrier(group).all_gather_layout(
+        work = (self.carrier or backend_of(group)).all_gather_layout(
             output_tensor, input_tensor, layout, slot=self._slot, step=version % 2**32
         )
         if self.master and encoded is not None:
@@ -175,7 +171,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         coded = [gradient for owner, gradient in enumerate(slices) if owner != group.rank()]
         layout = self.levels.at(self._weights.version(), coded, group)
         self.calls += 1
-        work = self._carrier(group).reduce_scatter_layout(
+        work = (self.carrier or backend_of(group)).reduce_scatter_layout(
             output_tensor,
             input_tensor,
             layout,

@@ -71,16 +71,13 @@ class State(NotCopied):
 def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
     """Averages a flat gradient over the group, for `FullyShardedDataParallel.register_comm_hook`.
 
-    Each slice is encoded for its owner, which decodes and averages in rank order in float32; its own part is not coded.
+    Each slice is encoded for its owner, which decodes and averages in rank order in float32; its own part is not coded. An
+    element that the codec refuses (a NaN) is a ValueError on the rank that has it, on others a DistBackendError.
 
     Args:
         state: The state of this model.
         gradient: The whole gradient, [W·n]; averaged in place if there is no output (NO_SHARD).
         output: This rank's slice, [n].
-
-    Raises:
-        ValueError: The codec refuses an element (a NaN), on the rank that has it.
-        DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
     """
     why = f"its dtype is {gradient.dtype}" if gradient.dtype not in _CODED else None
     why = "inside lc.exact()" if _C.in_exact() else why

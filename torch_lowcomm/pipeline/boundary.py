@@ -147,7 +147,9 @@ class Boundary:
             unit = unit_of(self._cache.slots.codec, tensor.shape, self._unit, activations=True)
             memory = self._cache.slots.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
         last = tensor.shape[-1] if tensor.dim() else 1
-        answer = self._answer(place)
+        answer = ""  # a stage knows whether a gradient answers an activation; the ends of an edge compare it
+        if not place.gradients and self.number >= FIRST_EDGE:
+            answer = "comes back" if torch.is_grad_enabled() else "none"
         overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
         first = self._first if memory is not None else ""
         units = tuple(
@@ -179,12 +181,6 @@ class Boundary:
             return True
         unit = unit_of(codec, tensor.shape, self._unit, activations=not place.gradients)
         return tensor.dim() >= 2 and is_shorter(codec, unit, tensor.element_size())
-
-    def _answer(self, place: Place) -> str:
-        """Whether a gradient answers an activation. A stage knows; the ends of an edge compare it."""
-        if place.gradients or self.number < FIRST_EDGE:
-            return ""
-        return "comes back" if torch.is_grad_enabled() else "none"
 
     @property
     def withdrawn(self) -> str:

@@ -31,12 +31,11 @@ class Edge(NotCopied):
         loss_of(module(y)).backward()                       # sends the gradient of y
 
     The n-th send of one end is the n-th receive of the other, in either direction, and gradients find theirs in any order. With
-    gradients enabled the gradient of each floating-point tensor goes back, as zeros where autograd has none; under no_grad no
-    gradient does, the codec is `evaluate`, and samples are left alone. Both ends enable them at the same time.
+    gradients enabled, which they are at both ends at the same time, the gradient of each floating-point tensor goes back, as
+    zeros where autograd has none; under no_grad no gradient does, the codec is `evaluate`, and samples are left alone.
 
-    With a cache both ends compare what they remember before the first message, which waits for the other end.
-
-    After an error both ends refuse messages, with the first cause, until both have called reset().
+    With a cache both ends compare what they remember before the first message, which waits for the other end. After an error
+    both ends refuse messages, with the first cause, until both have called reset().
     """
 
     _instead = "make a new one"
@@ -60,10 +59,10 @@ class Edge(NotCopied):
         Args:
             peer: The group's rank at the other end.
             channel: 0...254, the same at both ends: the edge's number among those of the two ranks.
-            forward: The codec of tensors; of their changes where there is a cache. None: exact.
-            backward: The codec of gradients. None: exact.
-            first_visit: With a cache, the codec of a sample's first visit. None: exact.
-            evaluate: The codec under no_grad. None: exact.
+            forward: The codec of tensors; of their changes where there is a cache. None: exact, as for the other codecs.
+            backward: The codec of gradients.
+            first_visit: With a cache, the codec of a sample's first visit.
+            evaluate: The codec under no_grad.
             cache: What is remembered of each sample; send() and recv() then need their numbers.
             unit: As `Stage` has it: what codecs code without regard to the rest of a message.
             group: A group of backend lowcomm; None: the default group.
@@ -204,10 +203,8 @@ class Edge(NotCopied):
         return self._side.withdrawn
 
     def reset(self) -> None:
-        """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal.
-
-        Raises:
-            torch.distributed.DistBackendError: The peer or the network failed, or the group has ended.
+        """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal. Raises
+        DistBackendError where the peer or the network failed, or the group has ended.
         """
         self._messages.begin()
         self._compared = None

@@ -57,15 +57,15 @@ class Stage(NotCopied, PipelineStage):
         Args:
             submodule: The module of this stage. One that implements `lc.pipeline.BoundaryModule` decides how its messages travel.
             stage_index: Its place in the pipeline, from 0.
-            num_stages: Stages of the pipeline.
+            num_stages: Stages of the pipeline, 257 at most.
             device: Where the module computes.
             *args: As PipelineStage.
-            forward: The codec of activations; of their changes where there is a cache. None: exact.
-            backward: The codec of gradients. None: exact.
-            first_visit: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
-            evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
+            forward: The codec of activations; of their changes where there is a cache. None: exact, as for the other codecs.
+            backward: The codec of gradients.
+            first_visit: With a cache, the codec of a sample's first visit; in the paper it is exact.
+            evaluate: The codec of activations in a schedule's eval(). It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
-            window: How many micro-batches' receives are posted ahead. None: all of a step.
+            window: How many micro-batches' receives are posted ahead, 1 or more. None: all of a step.
             unit: What codecs code without regard to the rest of a message, so that no decoded element tells of the rest: "token",
                 the last dimension; "sample", all but the first one; "message", nothing. None: a token of a tensor with three
                 dimensions, [batch, time, width], else a sample. Tensors of one dimension travel exact, unless "message".
@@ -77,8 +77,8 @@ class Stage(NotCopied, PipelineStage):
 
         Raises:
             TypeError: The module has a part of `BoundaryModule`.
-            ValueError: A codec or preset is unknown, a codec is given with a preset, the group is of another backend, a cache
-                has no forward codec, window is below 1, there is no such unit, or there are more than 257 stages.
+            ValueError: An option is none of these, a codec is given with a preset, the group is of another backend, or a cache
+                has no forward codec.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first_visit = codecs(preset, forward, backward, first_visit)

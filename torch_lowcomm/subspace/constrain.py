@@ -109,7 +109,9 @@ def constrain(
             f"needs a constrained block before it"
         )
     parts = dataclasses.replace(parts, free_from=total - free_blocks if free_blocks else None)
-    trained = _checkpoint(decoder) if pretrained is None else "pretrained=True" if pretrained else ""
+    trained = "pretrained=True" if pretrained else ""
+    if pretrained is None and (name := getattr(getattr(decoder, "config", None), "_name_or_path", "")):
+        trained = f"of {name}"  # the checkpoint that a model of `transformers` was loaded from
     if trained and not project_pretrained:
         raise ValueError(
             f"constrain: expected a decoder built from a config, got trained weights ({trained}), of which all that is outside "
@@ -176,12 +178,6 @@ def _undone(decoder: nn.Module, parts: Parts) -> Iterator[None]:
         if tied is not None:
             config.tie_word_embeddings = tied
         raise
-
-
-def _checkpoint(decoder: nn.Module) -> str:
-    """The checkpoint that a model of `transformers` was loaded from; "" for one built from a config."""
-    name = getattr(getattr(decoder, "config", None), "_name_or_path", "")
-    return f"of {name}" if name else ""
 
 
 def _refuse(findings: Sequence[Finding], *, allow_half: bool) -> None:

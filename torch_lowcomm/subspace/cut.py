@@ -79,9 +79,8 @@ def cut(
     if boundary is None:
         _expect_constrained(parts, sizes)
     _expect_own_parameters(model, parts, sizes)
-    message_codec = None if coefficients in ("fp32", "bf16") else coefficients
-    if message_codec is not None:
-        _C.Codec(message_codec)
+    if coefficients not in ("fp32", "bf16"):
+        _C.Codec(coefficients)
     if boundary is not None or coefficients != "fp32":
         logger.info("cut: not exact: %s, coefficients %s", boundary or "the subspace's coefficients", coefficients)
     if free_last_stage:
@@ -100,7 +99,6 @@ def cut(
         blocks=range(start, start + sizes[index]),
         boundary=boundary or Exact(),
         coefficients=coefficients,
-        message_codec=message_codec,
     )
 
 

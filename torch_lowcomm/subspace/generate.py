@@ -24,13 +24,6 @@ _calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 _CALL = re.compile(r"generate, call (\d+): ")
 
 
-def _next_call(group: dist.ProcessGroup | None) -> int:
-    group = group or dist.group.WORLD
-    assert group is not None
-    _calls[group] = _calls.get(group, 0) + 1
-    return _calls[group]
-
-
 @torch.no_grad()
 def generate(
     stage: Stage | StageModule,
@@ -87,7 +80,8 @@ def generate(
             done += now.shape[1]
             if stage.is_last:
                 now = _choose(y[:, -1], temperature, draws).to(ids.dtype)
-                links.send_tokens(now)
+                for end in links.ends:
+                    end.send(now.int())
             else:
                 now = links.tokens(y)
             ids = torch.cat((ids, now), dim=1)
@@ -146,7 +140,9 @@ class _Links:
     def __init__(self, stage: StageModule, group: dist.ProcessGroup | None) -> None:
         self._stage = stage
         last, codec = stage.count - 1, stage.message_codec
-        self._call = 0 if stage.count == 1 else _next_call(group)
+        self._call = 0
+        if stage.count > 1 and (group := group or dist.group.WORLD) is not None:
+            self._call = _calls[group] = _calls.get(group, 0) + 1
         self._purpose = f"generate, call {self._call}: "  # every failure of this call has it
 
         def edge(peer: int, channel: int, codec: str | None = None) -> Edge:
@@ -154,7 +150,7 @@ class _Links:
 
         self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
         self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
-        self._ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
+        self.ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
 
     def of(self, ids: torch.Tensor, options: str) -> None:
         """Takes the call's prompts, and a text of its options."""
@@ -170,7 +166,7 @@ class _Links:
             like = torch.empty(batch, time, self._stage.rank, dtype=kind, device=self._ids.device)
             self._before.post([like, torch.empty(1, dtype=torch.int64)])
         if not self._stage.is_last:
-            self._ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
+            self.ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
 
     def coefficients(self) -> torch.Tensor:
         """Those that the stage before has sent, if it has the same prompts, options, basis and boundary."""
@@ -193,12 +189,7 @@ class _Links:
         """Sends the next stage its coefficients; returns the tokens that the last stage then chooses, [batch, 1]."""
         assert self._behind is not None
         self._behind.send([coefficients, torch.tensor([self._said])])
-        return self._ends[0].recv().to(self._ids.dtype)
-
-    def send_tokens(self, tokens: torch.Tensor) -> None:
-        """Sends them to all other stages."""
-        for end in self._ends:
-            end.send(tokens.int())
+        return self.ends[0].recv().to(self._ids.dtype)
 
     def begin(self) -> None:
         """Begins anew where an earlier call has failed; raises where another rank has already failed in this one."""
@@ -225,4 +216,4 @@ class _Links:
             raise
 
     def _all(self) -> list[Edge]:
-        return [edge for edge in (self._before, self._behind, *self._ends) if edge is not None]
+        return [edge for edge in (self._before, self._behind, *self.ends) if edge is not None]

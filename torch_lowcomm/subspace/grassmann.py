@@ -20,12 +20,9 @@ logger = logging.getLogger(__name__)
 class GradientSum:
     """S̄, the sum of GᵀG over the gradients of activations behind a boundary, before they are projected.
 
-    A gradient that is not finite is left out: a gradient scaler skips its step.
-
-    Attributes:
-        total: [width, width], float64 in models of float64, else float32; None before the first gradient.
-        stage: The `lc.pipeline.Stage` whose micro-batches count; None: everything does. torch runs a stage's module once on
-            made-up tensors, forward and backward, to learn the shapes.
+    It is `total`, [width, width]; None before the first. A gradient that is not finite is left out: a gradient scaler skips
+    its step. Of a `lc.pipeline.Stage` only micro-batches count: torch runs a stage's module once on made-up tensors, forward
+    and backward, to learn the shapes.
     """
 
     def __init__(self, stage: Any = None) -> None:
@@ -145,10 +142,7 @@ class Grassmann:
         return self._bases[0].version
 
     def step(self) -> bool:
-        """Counts a step; at the end of an interval turns the subspace. Called on every rank after the optimizer's step.
-
-        Returns:
-            Whether the subspace was turned.
+        """Counts a step, on every rank after the optimizer's; returns whether it ended an interval and turned the subspace.
 
         Raises:
             ValueError: No finite gradient has come to the last boundary, or their sum is not finite, or in the first step ranks

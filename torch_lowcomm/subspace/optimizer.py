@@ -50,16 +50,15 @@ class SubspaceAdamW(SubspaceOptimizer):
       W ← (1−lr·weight_decay)·W − lr·U·UᵀD.
     * Everything else takes torch's fused AdamW, to the bit.
 
-    Where `lc.subspace.reparam` has put coordinates in the place of weights, they take the same steps: training is the same to
-    rounding. W_p2's step then needs no matrix product, and W_p1's two of four.
+    Coordinates that `lc.subspace.reparam` has put in the place of weights take the same steps: training is the same to rounding.
+    W_p2's step then needs no matrix product, and W_p1's two of four.
 
     Constrained weights are found when the optimizer is made, after `fully_shard` where there is one. Of DTensors each rank moves
     its shard; UᵀG of a weight that is sharded along the axis on which U acts is a sum over shards, exact, one all_reduce a step
     for all weights, and one more for W_p1.
 
     Arithmetic and moments have the parameter's dtype, for bfloat16 and float16 float32; then what rounding takes from a parameter
-    is kept in float32 for the next step. On CUDA tensors torch's operations do the same as on the host, without kernels of this
-    library.
+    is kept in float32 for the next step. On CUDA tensors torch's operations do the same, without kernels of this library.
 
     Gradients of constrained weights stay as they are in `.grad`; clipping multiplies those of other parameters in place, in
     `step`. A parameter without a gradient is skipped. A gradient scaler works (call `unscale_` before clipping): it skips a step
@@ -71,10 +70,8 @@ class SubspaceAdamW(SubspaceOptimizer):
         betas: β1 and β2.
         eps: Is added to the denominator.
         weight_decay: Decoupled: W ← W − lr·weight_decay·W. It keeps a weight in S.
-        variant: "rows" as above; "project_all" treats W_p2 as W_p1. The third one, coordinates as parameters of any
-            optimizer, is `lc.subspace.reparam`.
-        check_every: Steps between checks that no weight was moved out of S by somebody else; 0: none. A check costs about what
-            a step does.
+        variant: "rows" as above; "project_all" treats W_p2 as W_p1.
+        check_every: Steps between checks that all weights are still in S; 0: none. A check costs about what a step does.
         module: The model whose parameters the groups list.
 
     Raises:
@@ -116,8 +113,6 @@ class SubspaceAdamW(SubspaceOptimizer):
                 "parameters take AdamW's steps, as torch.optim.AdamW makes them. Constrained weights are found as the optimizer "
                 "is made: constrain first"
             )
-
-    # ---- a step ----
 
     @without_autocast
     @torch.no_grad()
@@ -220,16 +215,12 @@ class SubspaceAdamW(SubspaceOptimizer):
     def _project(self) -> list[torch.Tensor | None]:
         return self._gradients.project(self._core, self._trained, self._weights(), self._known)
 
-    # ---- checks ----
-
     @without_autocast
     def distances(self) -> dict[str, float]:
         """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
         self._expect_version()
         with torch.no_grad():
             return distances([*(w for w in self._weights() if w is not None), *self._frozen()], self._vectors)
-
-    # ---- another U ----
 
     @torch.no_grad()
     def change_basis(self, old_vectors: torch.Tensor, new_vectors: torch.Tensor) -> None:

@@ -227,7 +227,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
         "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
         that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and
-        "basis_checksum", of the U that the state belongs to; load the model's basis too. And "free_blocks", of the decoder.
+        "basis_checksum", of the U that the state belongs to (load the model's basis too), and "free_blocks", of the decoder.
 
         Raises:
             ValueError: The state is of other parameters, or of a decoder with another number of free blocks. Nothing has changed.

@@ -48,14 +48,14 @@ class StageModule(nn.Module):
         blocks: range,
         boundary: Boundary,
         coefficients: str,
-        message_codec: str | None,
     ) -> None:
         """Takes a stage's parts of a decoder; `cut` calls this. The parts are the decoder's own, not copies."""
         super().__init__()
         self.subspace_parts = parts
         self.index, self.count, self.block_numbers = index, count, blocks
         self.exact = boundary.exact and coefficients == "fp32"
-        self.coefficients, self.message_codec = coefficients, message_codec
+        self.coefficients = coefficients
+        self.message_codec = None if coefficients in ("fp32", "bf16") else coefficients
         embedding = model.get_submodule(parts.embedding)
         self.vocabulary, self.width = embedding.weight.shape
         if hasattr(model, "config"):
@@ -63,7 +63,10 @@ class StageModule(nn.Module):
         self._told = count == 1  # of autocast, where there is a boundary
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
-        self._boundary = boundary_checksum(boundary, coefficients, embedding)
+        kind = f"{boundary!r}, coefficients={coefficients}".encode()
+        if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
+            kind += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
+        self._boundary = zlib.crc32(kind)
         self.register_load_state_dict_pre_hook(pick)
         for side, there, number in (
             ("encode", not self.is_last, blocks.stop - 1),
@@ -249,14 +252,6 @@ def with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
     """An anchor that adds positions, which the embedding's does not: the decoder adds them itself, from the same memory."""
     options: dict[str, Any] = {"seed": anchor.seed, "sigma": anchor.sigma, "fixed": anchor.fixed}
     return Anchor(anchor.vocabulary, anchor.width, positions=table, **options)
-
-
-def boundary_checksum(boundary: Boundary, coefficients: str, embedding: nn.Module) -> int:
-    """32 bits that tell whether two stages have the same kind of boundary."""
-    said = f"{boundary!r}, coefficients={coefficients}".encode()
-    if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
-        said += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
-    return zlib.crc32(said)
 
 
 def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

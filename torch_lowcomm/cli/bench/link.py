@@ -225,13 +225,10 @@ _WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)
 def _columns() -> str:
     names = ("a", "b", "rtt", "min", "spread", "a->b", "b->a", "a->b*", "b->a*")
     units = ("", "", "(us)", "(us)", "(%)", *["(Mbit/s)"] * 4)
-    return "\n".join(
-        "#" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))[1:]
-        for cells in (names, units)
-    )
+    return "\n".join("#" + report.aligned(cells, _WIDTHS)[1:] for cells in (names, units))
 
 
 def _line(row: dict[str, Any]) -> str:
     rates = [f"{row[f'{way}_mbit_s']:.1f}" for way in ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")]
     cells = [row["a"], row["b"], f"{row['rtt_us']:.1f}", f"{row['rtt_min_us']:.1f}", f"{row['rtt_spread'] * 100:.0f}"]
-    return "".join(f"{cell:>{width}}" for cell, width in zip([*cells, *rates], _WIDTHS, strict=True))
+    return report.aligned([*cells, *rates], _WIDTHS)

@@ -192,7 +192,12 @@ class Bench:
         checks = [rank["checks"][name] for rank in everyone]
         differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
         norm = sum(check["norm"] for check in checks)
-        needed = self._needed_bytes(case, self.codec if name == "lowcomm" else None)
+        # The payload in bytes that the busiest rank must send, however the op is done.
+        codec = self.codec if name == "lowcomm" else None
+        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
+        needed = case.op.pieces(self.ranks) * (
+            codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize
+        )
         ideal = needed * 8 / (self.plan.rate * _PAYLOAD_OF_A_FRAME) * 1e6 if self.plan.rate else None
         return {
             "time_us": median,
@@ -208,9 +213,3 @@ class Bench:
             "ideal_us": ideal,
             "share_of_ideal": ideal / median if ideal else None,
         }
-
-    def _needed_bytes(self, case: Case, codec: Codec | None) -> int:
-        """Returns the payload in bytes that the busiest rank must send, however the op is done."""
-        pieces = case.op.pieces(self.ranks)
-        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
-        return pieces * (codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,15 @@ def columns() -> str:
     form = sum(width for _, _, width in _FORM)
     lines = ["#" + " " * (sum(w for _, _, w in _FIRST) - 1) + f"{'out-of-place':>{form}}{'in-place':>{form}}"]
     all_columns = [*_FIRST, *_FORM, *_FORM, *_MORE]
-    lines += ["#" + "".join(f"{column[part]:>{column[2]}}" for column in all_columns)[1:] for part in (0, 1)]
-    return "\n".join(lines)
+    widths = [width for _, _, width in all_columns]
+    return "\n".join(
+        [*lines, *("#" + aligned([column[part] for column in all_columns], widths)[1:] for part in (0, 1))]
+    )
+
+
+def aligned(cells: Sequence[Any], widths: Sequence[int]) -> str:
+    """Returns a line of cells at the right of their columns, N/A for None."""
+    return "".join(f"{'N/A' if cell is None else cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -56,8 +64,7 @@ def line(row: dict[str, Any]) -> str:
         _number(form["share_of_ideal"], ".1%").rstrip("%"),
         _number(form["times_peer"], ".2f"),
     ]
-    widths = [width for _, _, width in (*_FIRST, *_FORM, *_FORM, *_MORE)]
-    return "".join(f"{'N/A' if cell is None else cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return aligned(cells, [width for _, _, width in (*_FIRST, *_FORM, *_FORM, *_MORE)])
 
 
 def first_form(row: dict[str, Any]) -> dict[str, Any]:
@@ -67,15 +74,14 @@ def first_form(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def forms_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns all measurements of all rows, the peer's too."""
-    own = [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
-    return own + [form["peer"] for form in own if form["peer"]]
+    """Returns the group's measurements of all rows."""
+    return [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
 
 
 def closing(rows: list[dict[str, Any]]) -> str:
     """Returns the `#` lines under the rows, as in nccl-tests."""
     wrong = wrong_of(rows)
-    own = [row[form]["busbw_gb_s"] for row in rows for form in ("out_of_place", "in_place") if row[form]]
+    own = [form["busbw_gb_s"] for form in forms_of(rows)]
     return "\n".join(
         (
             "# Out of bounds values : "
@@ -87,7 +93,8 @@ def closing(rows: list[dict[str, Any]]) -> str:
 
 def wrong_of(rows: list[dict[str, Any]]) -> int | None:
     """Returns the number of wrong elements in all measurements, the peer's too; None if nothing was checked."""
-    found = [form["wrong"] for form in forms_of(rows) if form["wrong"] is not None]
+    own = forms_of(rows)
+    found = [form["wrong"] for form in (*own, *(form["peer"] for form in own)) if form and form["wrong"] is not None]
     return sum(found) if found else None
 
 
