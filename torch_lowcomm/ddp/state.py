@@ -35,39 +35,34 @@ class State:
     A bucket sends its gradients in one coded message, and in a second, exact message those of norms, biases, every parameter
     with less than 2 dimensions or 1024 elements, and the parameters that `exact` names. With `rank` the matrix
     [size(0), the rest] of a parameter is sent as two factors of that rank, coded too (PowerSGD, arXiv 1905.13727; coded
-    factors: DiLoCoX, arXiv 2506.21263). A bucket then sends two coded messages, and the second depends on the first: where
-    round trips are long, a large `bucket_cap_mb` makes few of them. A matrix whose factors would not be smaller is coded as
-    it is. All ranks end with the same bits, on any CPU.
+    factors: DiLoCoX, arXiv 2506.21263), unless these would not be smaller: in two coded messages, of which the second depends
+    on the first. All ranks end with the same bits, on any CPU.
 
     Error feedback: a rank keeps what coding and low rank lose of its gradient, including the second encoding of the sum, and
-    adds it to its next gradient. So over all ranks and steps the sum of the gradients is the sum of the applied gradients
-    and of the residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing from this rank, and
-    its residual stays. Residuals and factors are keyed by parameter: they survive when DDP rebuilds its buckets, and a
-    parameter's result does not depend on its bucket.
+    adds it to its next gradient: over all ranks and steps the sum of the gradients is that of the applied gradients and of the
+    residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing from this rank, and its residual
+    stays. Residuals and factors are keyed by parameter: they survive when DDP rebuilds its buckets, and a parameter's result
+    does not depend on its bucket.
 
     A step changes all of the state or none. Where any gradient of any rank has a NaN or an infinity, every rank gets NaN or
-    infinities there (with `rank`, in all gradients of the bucket that are sent as factors). A gradient scaler then skips the
-    step on all ranks, and no residual or factor changes. The same holds when an op fails. Accumulation under `no_sync()`
-    counts as one step. Inside `lc.exact()` a step is exact and changes no state.
+    infinities there (with `rank`, in all gradients of the bucket that are sent as factors).
 
-    If the group has a policy for all_reduce, the hook takes precedence: gradients are coded once, by the state's codec.
-    Collective: ranks compare their options here. Where there is no group yet (Lightning's `ddp_comm_state`), they do so at the
-    first step. Each model needs a separate State.
+    If the group has a policy for all_reduce, the hook takes precedence. Collective: ranks compare their options here. Where
+    there is no group yet (Lightning's `ddp_comm_state`), they do so at the first step. Each model needs a separate State.
 
     `torch.save`, pickle and deepcopy of a DDP model copy its State too: with the steps, the factors and this rank's residuals,
-    for the default group of the process that loads it. Residuals of other ranks do not follow: another rank's begin at 0. All
-    ranks load a copy, or none does: they compare at the first step.
+    for the default group of the process that loads it. Residuals of other ranks begin at 0. All ranks load a copy, or none.
 
     Args:
         process_group: The group of the DDP model, of backend lowcomm; None for the default group.
         codec: Codec text of coded gradients: "sym4:bucket=128", "gauss4:gain=1.011", "qsgd8"…. Not by channel.
         rank: Rank of the factors, 1 or more; None for no factors.
         projection_codec: Codec text of each matrix's first factor, P; None for `codec`. No residual returns to P what its
-            codes lose, and P then catches less of the gradient: use 8 bits here.
+            codes lose: use 8 bits here.
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: Number of first steps that are exact.
-        residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480).
-            "int8" takes 2 bytes an element in place of 8; it loses what 8 bits cannot hold.
+        residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480),
+            which takes 2 bytes an element in place of 8; it loses what 8 bits cannot hold.
         model: The model or its DDP wrapper: residuals are then keyed by parameter name. Without it they are keyed by the order
             of the first backward's buckets, which the same model and bucket_cap_mb make again.
         exact: Called with (name, parameter) for the parameters of `model`; True keeps a parameter exact.

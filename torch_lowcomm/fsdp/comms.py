@@ -18,7 +18,7 @@ from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.overlap import ModuleReductions
+from torch_lowcomm.fsdp.overlap import DeferredReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import as_op
@@ -130,16 +130,16 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         group: dist.ProcessGroup,
         levels: Levels,
         slot: int,
-        trained: Callable[[], list[bool]],
+        module: fsdp2.ParameterGroup,
         weights: WeightVersion,
         *,
-        deferred: ModuleReductions | None = None,
+        deferred: DeferredReductions | None = None,
         carrier: HostComms | None = None,
     ) -> None:
         super().__init__(group, levels, slot, carrier)
         self._weights = weights  # counts the steps at which levels are learned
-        self._trained = trained
-        self._planned = trained()
+        self._module = module
+        self._planned = module.trained()
         self._deferred = deferred
         self.calls = 0
 
@@ -161,7 +161,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         the Work with `async_op`, or if a later step waits for it (overlap); else None.
         """
         why = self._why_exact(group, input_tensor, output_tensor.numel())
-        if why is None and self._trained() != self._planned:
+        if why is None and self._module.trained() != self._planned:
             why = "other parameters have gradients than when quantize was called"
         if why:
             self._note_exact(group, "reduce_scatter", why)
@@ -179,7 +179,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             slot=self._slot,
             step=self.calls % 2**32,
         )
-        if async_op or (self._deferred is not None and self._deferred.take(work, output_tensor, op)):
+        if async_op or (self._deferred is not None and self._deferred.take(self._module, work, output_tensor, op)):
             return work
         work.wait()
         return None

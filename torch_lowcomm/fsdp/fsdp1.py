@@ -27,15 +27,12 @@ class State(NotCopied):
     the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD. There use a policy on each of the two
     groups: "all_gather=…; reduce_scatter=…" on the one that shards, "all_reduce=…" on the one that replicates.
 
-    With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op. With a random codec
-    a resumed run then does not have the bits of the unbroken run. `lc.ddp.hook` on DDP is the same training, and has them.
+    With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op: a resumed run then
+    does not have the bits of the unbroken run. `lc.ddp.hook` on DDP is the same training, and has them.
 
     Args:
         gradients: Codec of the reduce-scatters, or of NO_SHARD's all_reduces; "none" for exact.
-        group: The model's process group; None for the default group.
-
-    Raises:
-        ValueError: The codec is wrong, or the group is not of backend lowcomm.
+        group: The model's process group, of backend lowcomm; None for the default group.
     """
 
     def __init__(self, *, gradients: str = "qsgd8:bucket=1024", group: dist.ProcessGroup | None = None) -> None:

@@ -54,10 +54,26 @@ class DeferredReductions:
     def __init__(self) -> None:
         self._under_way: _Reduction | None = None
 
-    def add(self, reduction: _Reduction) -> None:
-        """Starts to wait for a reduction, at the latest at the end of this backward pass; no other may be under way."""
+    def take(self, group: fsdp2.ParameterGroup, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
+        """Takes a reduction of all of a module's gradients, to wait for it later, at the latest at the end of this backward pass.
+
+        Args:
+            group: The module's.
+            work: The reduction, just issued, after a `wait()` for the one before.
+            output: Its output, of which FSDP2 is about to make `.grad`s.
+            op: Its reduce op. FSDP2 divides after a SUM.
+
+        Returns:
+            False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
+        """
+        at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
+        if at_once or not group.only_stores_reduced(output.dtype):
+            return False
+        stream = torch.accelerator.current_stream(output.device) if output.is_cuda else None
+        reduction = _Reduction(work, group.take_gradients(), stream)
         fsdp2.at_end_of_backward(self.wait, self.settle)
         self._under_way = reduction
+        return True
 
     def settle(self) -> None:
         """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap. The
@@ -73,33 +89,6 @@ class DeferredReductions:
         reduction, self._under_way = self._under_way, None
         if reduction is not None:
             reduction.end()
-
-
-class ModuleReductions:
-    """Passes one module's reductions to the `DeferredReductions` of its model."""
-
-    def __init__(self, deferred: DeferredReductions, group: fsdp2.ParameterGroup) -> None:
-        self.wait = deferred.wait
-        self._deferred = deferred
-        self._group = group
-
-    def take(self, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
-        """Takes a reduction of all the module's gradients, to wait for it later.
-
-        Args:
-            work: The reduction, just issued, after a `wait()` for the one before.
-            output: Its output, of which FSDP2 is about to make `.grad`s.
-            op: Its reduce op. FSDP2 divides after a SUM.
-
-        Returns:
-            False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
-        """
-        at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
-        if at_once or not self._group.only_stores_reduced(output.dtype):
-            return False
-        stream = torch.accelerator.current_stream(output.device) if output.is_cuda else None
-        self._deferred.add(_Reduction(work, self._group.take_gradients(), stream))
-        return True
 
 
 class ForwardPrefetch:

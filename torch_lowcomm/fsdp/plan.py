@@ -14,7 +14,7 @@ from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
+from torch_lowcomm.fsdp.overlap import DeferredReductions
 from torch_lowcomm.groups import backend_of
 
 MIN_ELEMENTS = 1024
@@ -132,9 +132,9 @@ class Plan:
             self.reduce,
             # Every segment of every slice has separate draws.
             carrier.reserve_slots(len(self.reduce.layout) * g.group.size()),
-            g.trained,
+            g,
             gather.weights,
-            deferred=ModuleReductions(deferred, g) if deferred is not None else None,
+            deferred=deferred,
             carrier=levels,
         )
         g.module.set_custom_all_gather(gather)

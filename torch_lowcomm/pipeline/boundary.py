@@ -12,7 +12,6 @@ import torch
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.comparison import channel_of_numbers, compare
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 from torch_lowcomm.pipeline.slots import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
@@ -21,6 +20,7 @@ from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
 # order than activations.
 TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages; a micro-batch's context takes the last tensor's place
 FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
+_COMPARISONS = 1 << 20  # the first of the channels of comparisons, one a boundary
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
@@ -107,7 +107,14 @@ class Boundary:
     def _shapes(self) -> _C.BoundaryChannel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
         number = self._number(Place(gradients=True, position=TENSORS - 1, chunk=CHUNKS - 1))
-        return channel_of_numbers(self._backend, self._peer, number, edge=f"shapes of {where(self.number)}")
+        return self._channel_of_numbers(number, edge=f"shapes of {where(self.number)}")
+
+    def _channel_of_numbers(self, number: int, *, edge: str, part: str = "") -> _C.BoundaryChannel:
+        """A channel whose messages are exact int64, and are not remembered."""
+        ends = self._backend, self._peer, number
+        return _C.BoundaryChannel(
+            *ends, dtype=torch.int64, codec="", first="", channels=1, memory=None, edge=edge, part=part
+        )
 
     def _number(self, place: Place) -> int:
         """The channel's number among those between the two ranks, which both sides compute alike."""
@@ -116,9 +123,7 @@ class Boundary:
     def context(self, chunk: int) -> _C.BoundaryChannel:
         """The channel of the numbers that both sides must have equal in a micro-batch."""
         if chunk not in self._contexts:
-            self._contexts[chunk] = channel_of_numbers(
-                self._backend,
-                self._peer,
+            self._contexts[chunk] = self._channel_of_numbers(
                 self._number(Place(gradients=False, position=TENSORS - 1, chunk=chunk)),
                 edge=f"context of {where(self.number)}",
                 part=f"micro-batch {chunk}",
@@ -208,13 +213,27 @@ class Boundary:
         Both sides call it, and both raise ValueError where they were made differently, or only one of them has a cache.
 
         Args:
-            said: What both must have equal, by name; the options of their caches are added.
+            said: What both must have equal, by name; the options of their caches are added. A name that one side alone has is
+                not compared.
             sends: Whether this side sends the activations.
         """
         cache = self._cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.slots.rows(self.slot, sends)
         said = {**said, "cache": "none" if cache is None else cache.options}
-        others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
+        name = where(self.number)
+        channel = self._channel_of_numbers(_COMPARISONS + self.number, edge=f"caches of {name}")
+        text = torch.tensor(
+            list("\n".join(f"{key}={value}" for key, value in said.items()).encode()), dtype=torch.int64
+        )
+        letters, theirs = _exchange(channel, torch.tensor([len(text), len(rows)]), (2,)).tolist()
+        for line in bytes(_exchange(channel, text, (letters,)).tolist()).decode().splitlines():
+            key, _, value = line.partition("=")
+            if said.get(key, value) != value:
+                raise ValueError(
+                    f"{name}: {key}: expected the same on both sides, rank {self._backend.rank()} has {said[key]!r}, rank "
+                    f"{self._peer} has {value!r}"
+                )
+        others = _exchange(channel, rows, (theirs, 4))
         if cache is None:
             return
         for why, samples in cache.slots.keep_equal(self.slot, sends, others).items():
@@ -225,6 +244,16 @@ class Boundary:
     def name_of(self, place: Place) -> str:
         """The name of a message in errors."""
         return f"{_way(self.number, gradients=place.gradients)}, {_part(place)}"
+
+
+def _exchange(channel: _C.BoundaryChannel, mine: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The other side's tensor, of `shape`."""
+    theirs = torch.empty(shape, dtype=mine.dtype)
+    receive = channel.recv(theirs, [])
+    send = channel.send(mine.contiguous(), [])
+    receive.wait()
+    send.wait()
+    return theirs
 
 
 def where(number: int) -> str:

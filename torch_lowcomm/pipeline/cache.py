@@ -114,8 +114,8 @@ class Cache(NotCopied):
             "slots" and "bytes" that are in use; "seen", "first" and "overflow": samples of messages that travelled as changes,
             for the first time (or again, forgotten in between), and without a slot for want of room; "forgotten": by reason the
             slots that were forgotten: "differs" from the other side's, "damaged" in its file, "cut_off" while it was written,
-            "not_written" to a file that refused it. Of slots in files, "read_ahead": those that were in RAM when a message needed
-            them, and "read_late": those that it had to read.
+            "not_written" to a file that refused it. Of slots in files "read_ahead" were in RAM when a message needed them, and
+            "read_late" were not.
         """
         names = ("seen", "first", "overflow", "read_ahead", "read_late")
         total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, **dict.fromkeys(names, 0), "forgotten": {}}

@@ -79,9 +79,8 @@ def reset(schedule: Any) -> None:
     the caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the
     step has added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a
     stage is sharded by FSDP2, or the first step failed, make a new schedule too; ranks that share such a stage go on only
-    where they have failed between the same two collectives of FSDP2, and where one was ahead wait there until their group's
-    time-out. A group that has ended, by a peer's death or a time-out, is not reset, which is a DistBackendError: make a new
-    one, and new stages with the same caches.
+    where they have failed between the same two collectives of FSDP2. A group that has ended, by a peer's death or a time-out,
+    is not reset, which is a DistBackendError: make a new one, and new stages with the same caches.
     """
     stages = _stages_of(schedule)
     for stage in stages:

@@ -23,15 +23,11 @@ _EMBEDDING = {
 def check(model: nn.Module) -> list[Finding]:
     """Everything in a constrained model, or in a stage of it, that keeps its boundaries from being exact.
 
-    It looks at modules and parameters: weights that are tied or shared, or have left the subspace; trained biases of the two
-    projections; a residual stream in half precision; options of the embedding; trained positions; parameters that no stage would
-    have; a scale of the logits. Then it runs the model whole and cut behind each block on eight made-up tokens, in training mode,
-    and names the first block at which the two differ: what stands behind a projection, between the embedding and the first block
-    or between blocks, or another order of blocks. The model is left as it was. Autocast does not count: a stage tells of it.
-
-    Blocks whose parameters are sharded or on the meta device do not run, nor does a decoder that has such blocks or cannot be
-    called with tokens alone: a warning says so. Of free blocks (`constrain`'s free_blocks) only the order and what they share
-    with other parts count.
+    It looks at modules and parameters. Then it runs the model whole and cut behind each block on eight made-up tokens, in
+    training mode, and names the first block at which the two differ. The model is left as it was. Autocast does not count: a
+    stage tells of it. A warning names what does not run: blocks whose parameters are sharded or on the meta device, and a decoder
+    that has such blocks or cannot be called with tokens alone. Of free blocks (`constrain`'s free_blocks) only the order and what
+    they share with other parts count.
 
     Args:
         model: What `constrain` returned, or a stage that `cut` made of it; any other is a TypeError.

@@ -1,5 +1,6 @@
 """Families of decoders whose parts are found by themselves, and how the blocks of each are called."""
 
+import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -45,8 +46,7 @@ def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
         raise TypeError(f"parts: expected names among {', '.join(NAMES)}, got {', '.join(unknown)}")
     given = {role: path for role, path in names.items() if path is not None}
     if is_transformers(decoder) and part_at(decoder, TRANSFORMERS.blocks) is not None:
-        found = {role: getattr(TRANSFORMERS, role) for role in NAMES if getattr(TRANSFORMERS, role) is not None}
-        parts = Parts(**(found | given), family="transformers")
+        parts = dataclasses.replace(TRANSFORMERS, **given)
     else:
         parts = Parts(**_plain(decoder, given))
     parts.expect(decoder)

@@ -36,10 +36,9 @@ def generate(
 ) -> torch.Tensor:
     """Generates tokens behind prompts, called on all ranks of the pipeline with the same arguments.
 
-    Each stage runs the prompts once and then one position a token, with the keys and values of its blocks before it. For each
-    token one message crosses each boundary, and one goes from the last stage to each of the others. Receives are posted a token
-    ahead, so that a message waits for nothing: with one boundary a token costs one round trip. Tokens are those of the uncut
-    decoder, as far as its arithmetic tells two tokens apart.
+    Each stage runs the prompts once and then one position a token, with the keys and values of its blocks before it. Receives
+    are posted a token ahead: with one boundary a token costs one round trip. Tokens are those of the uncut decoder, as far as
+    its arithmetic tells two tokens apart.
 
     Args:
         stage: The `lc.pipeline.Stage` of what `cut` made, or that module; stage i on rank i of the group. The only stage of one

@@ -82,8 +82,6 @@ class Grassmann:
     interval makes the next basis of it. All ranks get the basis, tell each other that they have it, and only then change: they
     project their constrained weights and momenta, and count the basis's version on. A rank that dies before all have it leaves
     the others at the old version; one that dies later leaves them at the new one, once they have called `resume`.
-
-    Between two versions nothing travels: messages carry the basis's checksum, and two stages that differ stop.
     """
 
     def __init__(

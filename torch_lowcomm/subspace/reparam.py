@@ -71,14 +71,14 @@ def reparam(module: nn.Module) -> nn.Module:
         model = lc.subspace.reparam(lc.subspace.constrain(decoder, rank=64))
         optimizer = lc.SubspaceAdamW(model)             # or any other: SGD, AdamW, Muon
 
-    Weights, their gradients and what FSDP2 gathers of them take k/d of the memory. Forward and backward passes take two thin
-    products in place of one with W. Nothing is projected, for coordinates cannot leave S.
+    Weights, their gradients and what FSDP2 gathers of them take k/d of the memory. Nothing is projected, for coordinates cannot
+    leave S. They are parameters "<module>.coordinates", [k, inputs] of a linear module and [vocabulary, k] of an embedding;
+    "<module>.weight" still gives W.
 
     With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
-    ones with `lc.SubspaceAdamW`. Elementwise methods differ from those of weights: their second moments are of coordinates, which
-    depend on the choice of U within S. A bias of W_p1 or W_p2 stays a vector in S, whose gradient is still to be projected. The
-    parameters are called "<module>.coordinates", [k, inputs] of a linear module and [vocabulary, k] of an embedding;
-    "<module>.weight" still gives W. Of the optimizers only `lc.SubspaceAdamW` can go on in another U.
+    ones with `lc.SubspaceAdamW`, the only optimizer that can go on in another U. Elementwise methods differ from those of
+    weights: their second moments are of coordinates, which depend on the choice of U within S. A bias of W_p1 or W_p2 stays a
+    vector in S, whose gradient is still to be projected.
 
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
