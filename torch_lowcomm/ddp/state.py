@@ -13,8 +13,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm._log import logger
-from torch_lowcomm.ddp.options import StateOptions
-from torch_lowcomm.ddp.parameters import Named, Parameters
+from torch_lowcomm.ddp.parameters import Named, Parameters, StateOptions
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
 

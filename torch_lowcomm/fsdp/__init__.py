@@ -10,12 +10,11 @@ from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
-from torch_lowcomm.fsdp.agreement import Named, agree, tell
+from torch_lowcomm.fsdp.agreement import Named, Replicas, agree, tell
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedComms, QuantizedReduceScatter, _LayoutComm
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
 from torch_lowcomm.fsdp.plan import Choices, Plan
-from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.groups import backend_of
 
 __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]

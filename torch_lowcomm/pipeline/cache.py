@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.pipeline.moves import move_slots
-from torch_lowcomm.pipeline.slots import Slot, Slots
+from torch_lowcomm.pipeline.slots import Slot, Slots, move_slots
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary, Place
+from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary
 from torch_lowcomm.pipeline.cache import Cache, list_of
 from torch_lowcomm.pipeline.edge_messages import EdgeMessages, Received, ZeroOfSent
 
@@ -80,13 +80,13 @@ class Edge(NotCopied):
             if codec is not None:
                 _C.Codec(codec)
         self._name = f"{purpose}edge {channel} to rank {peer}"
-        self._forward, self._backward, self._evaluate = forward or "", backward or "", evaluate or ""
+        self._forward, self._evaluate = forward or "", evaluate or ""
         self._cache = cache
         number, slot = FIRST_EDGE + channel, slot_of(peer, channel)
         self._side = Boundary(
             backend_of(group), peer, number, first=first_visit or "", cache=cache, unit=unit, slot=slot
         )
-        self._messages = EdgeMessages(self._side, self._name, self._backward)
+        self._messages = EdgeMessages(self._side, self._name, backward or "")
         self._first_rank = dist.get_rank(group) < peer
         self._compared: int | None = None  # the cache's loads then
 
@@ -128,19 +128,12 @@ class Edge(NotCopied):
         coded, numbers = self._message(samples)
         messages = self._messages
         chunk = messages.sent % CHUNKS
-        messages.send(
-            False,
-            chunk,
-            lambda i, tensor: self._side.send(tensor, Place(False, i, chunk), coded, _rows(tensor, numbers)),
-            tensors,
-        )
+        messages.send(tensors, False, chunk, coded, numbers)
         messages.sent += 1
         if not torch.is_grad_enabled():
             return torch.zeros(())
-        answers = messages.begun(
-            lambda i, tensor: self._side.recv(torch.empty_like(tensor).detach(), Place(True, i, chunk), self._backward),
-            [tensor if tensor.is_floating_point() else None for tensor in tensors],
-        )
+        answered = [tensor if tensor.is_floating_point() else None for tensor in tensors]
+        answers = messages.post(answered, True, chunk, messages.backward)
         return ZeroOfSent.apply(messages, chunk, answers, torch.zeros((), requires_grad=True), *tensors)
 
     def post(self, like: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> None:
@@ -154,12 +147,7 @@ class Edge(NotCopied):
         coded, numbers = self._message(samples)
         messages = self._messages
         chunk = messages.posted % CHUNKS
-        receives = messages.begun(
-            lambda i, tensor: self._side.recv(
-                torch.empty_like(tensor).detach(), Place(False, i, chunk), coded, _rows(tensor, numbers)
-            ),
-            tensors,
-        )
+        receives = messages.post(tensors, False, chunk, coded, numbers)
         messages.posted += 1
         messages.receives.append((chunk, isinstance(like, torch.Tensor), torch.is_grad_enabled(), receives))
 
@@ -249,11 +237,6 @@ def _tensors(x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if not 1 <= len(tensors) <= TENSORS:
         raise ValueError(f"expected 1 to {TENSORS} tensors in a message, got {len(tensors)}")
     return tensors
-
-
-def _rows(tensor: torch.Tensor, samples: list[int] | None) -> list[int] | None:
-    """The samples of a tensor's rows; only those of floating-point numbers are remembered."""
-    return samples if tensor.is_floating_point() else None
 
 
 # Gone with their groups.

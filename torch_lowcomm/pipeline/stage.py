@@ -188,13 +188,13 @@ class Stage(NotCopied, PipelineStage):
         self.begun = True
         ahead = len(self.args_recv_info) if self._window is None else self._window
         for chunk in range(fwd_chunk_id, min(fwd_chunk_id + ahead, len(self.args_recv_info))):
-            self._messages.post_activations(chunk, super().get_fwd_recv_ops)
+            self._messages.post(False, chunk, super().get_fwd_recv_ops)
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
         self.begun = True
-        self._messages.wait_for_activations(fwd_chunk_id)
+        self._messages.wait(False, fwd_chunk_id)
         with self._messages.failing(f"micro-batch {fwd_chunk_id}: forward"):
             given = dict(zip(("args", "kwargs"), args, strict=False)) | kwargs
             self._messages.compare_context(fwd_chunk_id, given.get("args") or (), given.get("kwargs") or {})
@@ -206,22 +206,22 @@ class Stage(NotCopied, PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
-        self._messages.send_activations(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
-        self._messages.post_gradients(fwd_chunk_id, super().get_bwd_recv_ops)
+        self._messages.send(False, fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+        self._messages.post(True, fwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Posts the receive of a gradient where it was not posted before; torch is given none."""
-        self._messages.post_gradients(bwd_chunk_id, super().get_bwd_recv_ops)
+        self._messages.post(True, bwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's backward once its gradient is there."""
-        self._messages.wait_for_gradients(bwd_chunk_id)
+        self._messages.wait(True, bwd_chunk_id)
         with self._messages.failing(f"micro-batch {bwd_chunk_id}: backward"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
-        self._messages.send_gradients(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
+        self._messages.send(True, bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
         return []
