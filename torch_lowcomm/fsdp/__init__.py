@@ -11,7 +11,7 @@ from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, Replicas, agree, tell
-from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedComms, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedComms, QuantizedReduceScatter, _LayoutComm, install
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
 from torch_lowcomm.fsdp.plan import Choices, Plan
@@ -131,7 +131,7 @@ def quantize(
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
-    comms = [plan.install(deferred, levels) for plan in plans]
+    comms = [install(plan, deferred, levels) for plan in plans]
     if overlap:
         pairs = zip(groups, comms, strict=True)
         early = [(g, gather.weights) for g, (gather, _) in pairs if not gather.master]

@@ -3,12 +3,11 @@
 With them what FSDP2 does not save of a model: counts of random draws, learned levels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
@@ -17,8 +16,8 @@ from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
-from torch_lowcomm.fsdp.master import QuantizedMaster
 from torch_lowcomm.fsdp.overlap import DeferredReductions
+from torch_lowcomm.fsdp.plan import Plan
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import as_op
@@ -29,11 +28,11 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 class _LayoutComm:
     """The part of both comm objects that they share: the agreed layout, and when it does not apply."""
 
-    def __init__(self, group: dist.ProcessGroup, levels: Levels, slot: int, carrier: HostComms | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, levels: Levels, draws: int, carrier: HostComms | None) -> None:
         self._group_name = group.group_name
         self.carrier = carrier
         self.levels = levels
-        self._slot = slot
+        self._slot = (carrier or backend_of(group)).reserve_slots(draws * len(levels.layout))
         self._said: set[str] = set()
 
     @property
@@ -71,22 +70,11 @@ class _LayoutComm:
 class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
     """Weights: each rank encodes its shard once, and all ranks decode the codes, the owner too (QSDP, section 3.3)."""
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        levels: Levels,
-        slot: int,
-        parameters: Callable[[], list[nn.Parameter]],
-        *,
-        master: QuantizedMaster | None = None,
-        unit: torch.dtype | None = None,
-        overlap: bool = False,
-        carrier: HostComms | None = None,
-    ) -> None:
-        super().__init__(group, levels, slot, carrier)
-        self.weights = WeightVersion(parameters)
-        self.master = master
-        self._unit = unit
+    def __init__(self, plan: Plan, carrier: HostComms | None, *, overlap: bool) -> None:
+        super().__init__(plan.group.group, plan.gather, 1, carrier)
+        self.weights = WeightVersion(plan.group.live_parameters)
+        self.master = plan.master
+        self._unit = plan.unit
         self._overlap = overlap
 
     def __call__(
@@ -126,20 +114,13 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
     """Gradients: each slice is encoded for its owner, which sums in rank order in float32 (QSDP, section 3.3)."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        levels: Levels,
-        slot: int,
-        module: fsdp2.ParameterGroup,
-        weights: WeightVersion,
-        *,
-        deferred: DeferredReductions | None = None,
-        carrier: HostComms | None = None,
+        self, plan: Plan, carrier: HostComms | None, weights: WeightVersion, deferred: DeferredReductions | None
     ) -> None:
-        super().__init__(group, levels, slot, carrier)
+        # Every segment of every slice has separate draws.
+        super().__init__(plan.group.group, plan.reduce, plan.group.group.size(), carrier)
         self._weights = weights  # counts the steps at which levels are learned
-        self._module = module
-        self._planned = module.trained()
+        self._module = plan.group
+        self._planned = plan.group.trained()
         self._deferred = deferred
         self.calls = 0
 
@@ -183,6 +164,17 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             return work
         work.wait()
         return None
+
+
+def install(
+    plan: Plan, deferred: DeferredReductions | None, carrier: HostComms | None
+) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
+    """Installs the comm objects in a wrapped module. It cannot fail, because the ranks have agreed."""
+    gather = QuantizedAllGather(plan, carrier, overlap=deferred is not None)
+    reduction = QuantizedReduceScatter(plan, carrier, gather.weights, deferred)
+    plan.group.module.set_custom_all_gather(gather)
+    plan.group.module.set_custom_reduce_scatter(reduction)
+    return gather, reduction
 
 
 class QuantizedComms(NotCopied):

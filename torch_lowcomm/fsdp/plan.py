@@ -1,4 +1,4 @@
-"""Plans a wrapped module: which of its parameters are coded, in which layout, by which comm objects."""
+"""Plans a wrapped module: which of its parameters are coded, and in which layout."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from torch import nn
 
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter
-from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
-from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.overlap import DeferredReductions
-from torch_lowcomm.groups import backend_of
 
 MIN_ELEMENTS = 1024
 
@@ -110,36 +106,6 @@ class Plan:
             master = QuantizedMaster(g.live_shards, written)
         reduced = Levels(runs_of(trained, chosen.gradients), chosen.learn_at or ())
         return cls(g, coded, Levels(runs, chosen.learn_at or ()), reduced, master, unit)
-
-    def install(
-        self, deferred: DeferredReductions | None, levels: HostComms | None
-    ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
-        """Installs the comm objects in the wrapped module. It cannot fail, because the ranks have agreed."""
-        g = self.group
-        carrier = levels or backend_of(g.group)
-        gather = QuantizedAllGather(
-            g.group,
-            self.gather,
-            carrier.reserve_slots(len(self.gather.layout)),
-            g.live_parameters,
-            master=self.master,
-            unit=self.unit,
-            overlap=deferred is not None,
-            carrier=levels,
-        )
-        reduction = QuantizedReduceScatter(
-            g.group,
-            self.reduce,
-            # Every segment of every slice has separate draws.
-            carrier.reserve_slots(len(self.reduce.layout) * g.group.size()),
-            g,
-            gather.weights,
-            deferred=deferred,
-            carrier=levels,
-        )
-        g.module.set_custom_all_gather(gather)
-        g.module.set_custom_reduce_scatter(reduction)
-        return gather, reduction
 
 
 def _expect_own_master(g: ParameterGroup) -> None:

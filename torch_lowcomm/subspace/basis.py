@@ -5,15 +5,14 @@ import functools
 import zlib
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def expect_integer(name: str, value: object) -> None:
@@ -29,18 +28,18 @@ def expect_seed(seed: object) -> None:
         raise ValueError(f"subspace: seed: expected 0 or more, below 2^64, got {seed}")
 
 
-def without_autocast(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def without_autocast(call: _Call) -> _Call:
     """Makes a function compute in its tensors' own types: autocast would round what keeps a weight in the subspace."""
 
     @functools.wraps(call)
-    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as off:
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     off.enter_context(torch.autocast(device, enabled=False))
             return call(*args, **kwargs)
 
-    return wrapper
+    return cast("_Call", wrapper)
 
 
 class Basis(nn.Module):

@@ -30,7 +30,7 @@ class Encode(nn.Module):
             ids: int64 [..., time], the tokens of x; others, or one outside the vocabulary, are a ValueError.
             start: The place in its sequence of the first token.
         """
-        return _Encode.apply(x, ids, self.basis.rows(x.dtype), self.anchor, start)
+        return _Cross.apply(x, ids, self.basis.rows(x.dtype), self.anchor, start, True)
 
 
 class Decode(nn.Module):
@@ -47,7 +47,7 @@ class Decode(nn.Module):
 
     def forward(self, c: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """Decodes [..., time, rank], of any float type, to [..., time, width]; `ids`, `start` and errors as for `Encode`."""
-        x: Tensor = _Decode.apply(c, ids, self.basis.rows(c.dtype), self.anchor, start)
+        x: Tensor = _Cross.apply(c, ids, self.basis.rows(c.dtype), self.anchor, start, False)
         if self.gradients is not None and self.gradients.counts and x.requires_grad:
             x.register_hook(self.gradients.add)
         return x
@@ -67,14 +67,10 @@ class Boundary(Protocol):
     exact: bool
     rank: int | None
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """The sender's side of the boundary behind block `number`, in a `StageModule` that has everything else; `embedding`
-        is the decoder's, on whichever stage it is.
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
+        """The sender's or the receiver's side of the boundary behind block `number`, in a `StageModule` that has everything else;
+        `embedding` is the decoder's, on whichever stage it is.
         """
-        ...
-
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """The receiver's side."""
         ...
 
 
@@ -87,13 +83,9 @@ class Exact:
     def __repr__(self) -> str:
         return "Exact()"
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> Encode:
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> Encode | Decode:
         """See `Boundary`."""
-        return Encode(stage.subspace_basis, stage.subspace_anchor)
-
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> Decode:
-        """See `Boundary`."""
-        return Decode(stage.subspace_basis, stage.subspace_anchor)
+        return (Encode if encodes else Decode)(stage.subspace_basis, stage.subspace_anchor)
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -103,31 +95,22 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
     return _C.product(x.reshape(-1, x.shape[-1]), matrix).view(*x.shape[:-1], -1)
 
 
-class _Encode(torch.autograd.Function):
+class _Cross(torch.autograd.Function):
+    """What `Encode` or `Decode` computes."""
+
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, x: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int, encodes: bool) -> Tensor:
         ctx.save_for_backward(rows)
-        ctx.dtype = x.dtype
-        return _C.subspace_encode(x, ids, rows, **anchor.options(ids, rows.dtype, start))
+        ctx.dtype, ctx.encodes = x.dtype, encodes
+        options = anchor.options(ids, rows.dtype, start)
+        if encodes:
+            return _C.subspace_encode(x, ids, rows, **options)
+        return _C.subspace_decode(x, ids, rows, **options, dtype=rows.dtype)
 
     @staticmethod
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return _product(gradient.to(rows.dtype), rows).to(ctx.dtype), None, None, None, None
-
-
-class _Decode(torch.autograd.Function):
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, c: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.dtype = c.dtype
-        return _C.subspace_decode(c, ids, rows, **anchor.options(ids, rows.dtype, start), dtype=rows.dtype)
-
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
-        return _product(gradient.to(rows.dtype), rows.t()).to(ctx.dtype), None, None, None, None
+        product = _product(gradient.to(rows.dtype), rows if ctx.encodes else rows.t())
+        return product.to(ctx.dtype), None, None, None, None, None

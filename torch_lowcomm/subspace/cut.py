@@ -58,7 +58,7 @@ def cut(
         raise TypeError(f"cut: expected a whole decoder, got {model.name}")
     if not isinstance(coefficients, str):
         raise TypeError(f"coefficients: expected 'fp32', 'bf16' or a codec, got {coefficients!r}")
-    if boundary is not None and not (hasattr(boundary, "encoder") and hasattr(boundary, "decoder")):
+    if boundary is not None and not hasattr(boundary, "side"):
         raise TypeError(f"boundary: expected Projection, Bottleneck or None, got {boundary!r}")
     for name, number in (("index", index), ("count", count), *(("blocks", size) for size in blocks or ())):
         expect_integer(name, number)

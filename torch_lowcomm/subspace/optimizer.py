@@ -106,7 +106,7 @@ class SubspaceAdamW(SubspaceOptimizer):
             raise ValueError(f"SubspaceAdamW: check_every: expected 0 or more, got {check_every}")
         self._check_every, self._steps, self._told = check_every, 0, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, variant, module)
-        expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+        self._expect_in_subspace()
         if self._basis is None:
             logger.warning(
                 "SubspaceAdamW: expected a model that lc.subspace.constrain or cut has constrained, got one without: all "
@@ -198,7 +198,7 @@ class SubspaceAdamW(SubspaceOptimizer):
             self._gradients.forget()
             return
         if self._check_every and self._steps and self._steps % self._check_every == 0:
-            expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+            self._expect_in_subspace()
         gradients, scale = self._project(), self._gradients.scale(getattr(self, "grad_scale", None))
         parameters = [local(p) for p in self._trained]
         rules = rules_of(self.param_groups)
@@ -211,6 +211,9 @@ class SubspaceAdamW(SubspaceOptimizer):
         """As torch's; what `clip_grad_norm` found is forgotten."""
         self._gradients.forget()
         super().zero_grad(set_to_none)
+
+    def _expect_in_subspace(self) -> None:
+        expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
 
     def _project(self) -> list[torch.Tensor | None]:
         return self._gradients.project(self._core, self._trained, self._weights(), self._known)

@@ -74,8 +74,7 @@ class StageModule(nn.Module):
         ):
             made = None
             if there:
-                make = boundary.encoder if side == "encode" else boundary.decoder
-                made = make(self, number, embedding)
+                made = boundary.side(self, number, embedding, encodes=side == "encode")
                 if not boundary.exact:  # its own parameters are the stage's; it is no part otherwise
                     place(self, f"boundaries.{number}.{side}", made)
             object.__setattr__(self, side, made)
