@@ -171,7 +171,7 @@ class State:
         backend = self._on_group().backend
         self._follow_scale()
         group = self._group if self._group is not None else dist.group.WORLD
-        self._step = Step(self._steps, group, backend, self._options.codec, self._options.projection_codec)
+        self._step = Step(self._steps, group, backend, self._options)
         self._steps += 1
 
     def _follow_scale(self) -> None:

@@ -8,23 +8,21 @@ import torch.distributed as dist
 from torch.futures import Future, collect_all
 
 from torch_lowcomm import _C
-from torch_lowcomm.ddp.parameters import Entry
+from torch_lowcomm.ddp.parameters import Entry, StateOptions
 from torch_lowcomm.groups import exact
 
 
 class Step:
     """The ops of one step, and the compressions to commit when the last op has ended.
 
-    The random draws of its ops depend on its number, from 0. Both codecs, of coded gradients and of the first factors, have
-    nonfinite=poison.
+    The random draws of its ops depend on its number, from 0.
     """
 
     def __init__(
-        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, codec: str, projection_codec: str
+        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, options: StateOptions
     ) -> None:
         self.number = number
-        self._group, self._backend = group, backend
-        self._codec, self._projection_codec = codec, projection_codec
+        self._group, self._backend, self._options = group, backend, options
         self._futures: list[Future[torch.Tensor]] = []
         self._lent: list[_C.Compression] = []
         self._exact: list[torch.Tensor] = []
@@ -68,8 +66,8 @@ class Step:
         work = self._backend.all_reduce_low_rank(
             [view for _, view in coded],
             dist.ReduceOp(dist.ReduceOp.AVG),
-            self._codec,
-            self._projection_codec,
+            self._options.codec,
+            self._options.projection_codec,
             compressions,
             slots=[entry.slot for entry, _ in coded],
             owners=[entry.number for entry, _ in coded],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,19 +90,18 @@ class Boundary:
 
     def send_shapes(self, shapes: Any) -> None:
         """Sends what torch's stages tell each other, and waits until it is through. A withdrawal ends it, as it ends messages."""
-        numbers = to_numbers(shapes)
-        self._shapes.send(torch.tensor([len(numbers)]), []).wait()
-        self._shapes.send(numbers, []).wait()
+        channel, numbers = self._shapes(), to_numbers(shapes)
+        channel.send(torch.tensor([len(numbers)]), []).wait()
+        channel.send(numbers, []).wait()
 
     def recv_shapes(self) -> Any:
         """Waits for the descriptions of tensors that the other side sends."""
-        size = torch.empty(1, dtype=torch.int64)
-        self._shapes.recv(size, []).wait()
+        channel, size = self._shapes(), torch.empty(1, dtype=torch.int64)
+        channel.recv(size, []).wait()
         numbers = room_for(int(size))
-        self._shapes.recv(numbers, []).wait()
+        channel.recv(numbers, []).wait()
         return of_numbers(numbers)
 
-    @functools.cached_property
     def _shapes(self) -> _C.BoundaryChannel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
         number = self._number(Place(gradients=True, position=TENSORS - 1, chunk=CHUNKS - 1))
@@ -204,7 +202,6 @@ class Boundary:
         """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it."""
         self._block.resume()
         self._contexts.clear()
-        self.__dict__.pop("_shapes", None)
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:

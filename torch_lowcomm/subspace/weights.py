@@ -280,33 +280,27 @@ def change_basis(
         new: U'ᵀ [k, d].
     """
     turn = new @ old.T  # U'ᵀU, [k, k]
-    # Of each weight its own and, where it is trained, its momentum's.
-    moved: list[tuple[ConstrainedWeight, bool, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]] = []
+    moved = []  # of each weight it and, where it is trained, its momentum: what it becomes, and where that is written
     for weight, state in zip(weights, states, strict=True):
         if weight is None:
             continue
-        part = local(weight.parameter).double()
-        if "rounding" in state:
-            part = part + state["rounding"]
-        tensors: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = [(part, weight.is_coordinates, None)]
+        parameter, rounding = local(weight.parameter), state.get("rounding")
+        part = parameter.double() if rounding is None else parameter.double() + rounding
+        tensors = [(part, weight.is_coordinates, parameter, rounding)]
         if "exp_avg" in state:
             rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
-            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"]))
-        for tensor, already, momentum in tensors:
+            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"], None))
+        for tensor, already, target, left in tensors:
             if not already:
                 turned = weight.coordinates(tensor, new)
             elif weight.axis == 0:
                 turned = turn @ tensor
             else:
                 turned = tensor @ turn.T
-            moved.append((weight, already, turned, state, momentum))
+            moved.append((weight, already, turned, target, left))
     sum_tensors((c, weight.slices) for weight, already, c, _, _ in moved if not already)
-    for weight, already, c, state, momentum in moved:
+    for weight, already, c, target, rounding in moved:
         value = c if already else weight.expand(c, new)
-        if momentum is not None:
-            momentum.copy_(value)
-            continue
-        parameter = local(weight.parameter)
-        parameter.copy_(value)
-        if "rounding" in state:
-            state["rounding"].copy_(value - parameter.double())
+        target.copy_(value)
+        if rounding is not None:
+            rounding.copy_(value - target.double())
