@@ -105,12 +105,9 @@ def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch
     """Returns the future of a tensor that is ready once `run` has run, after all of several futures have ended.
 
     torch's own future of several (`collect_all`) has no device: it does not wait for their streams, and a wait for it does
-    not cover kernels that were enqueued after them.
-
-    Args:
-        futures: `run` is called after all of them; its kernels wait for the streams of each. One that fails fails the result.
-        run: Called once, by the thread that ends the last future. The result raises what it raises.
-        result: The tensor. On a CUDA device a wait for the future makes the current stream wait for the kernels of `run`.
+    not cover kernels that were enqueued after them. Here the kernels of `run` wait for the streams of each, and on a CUDA
+    device a wait for the result makes the current stream wait for them. The result raises what `run` or a future raises; `run`
+    is called by the thread that ends the last future.
     """
     ended: list[Future[Any]] = []
     begin: Future[None] = Future(devices=[result.device] if result.device.type == "cuda" else None)

@@ -1,13 +1,9 @@
-"""Communication while a module computes, where FSDP2 would wait for every op at once.
+"""Communication while a module computes, where FSDP2 would wait for every op at once; no bit of any result changes.
 
 On the CPU FSDP2 has no streams. On CUDA the host waits for an op of lowcomm, and FSDP2 would wait before it launches the
-kernels that could run meanwhile.
-
-* Gathers: FSDP2 gets the Work and waits for it where it copies the weights out. `ForwardPrefetch` issues gathers of the
-  forward pass early; FSDP2 itself prefetches in the backward pass.
-* Reductions: FSDP2 uses the output at once. `DeferredReductions` waits for it, and adds to gradients, in its place.
-
-Neither changes a bit of any result.
+kernels that could run meanwhile. A gather's Work it gets, and waits for it where it copies the weights out;
+`ForwardPrefetch` issues gathers of the forward pass early, FSDP2 itself those of the backward pass. A reduction's output it
+uses at once: `DeferredReductions` waits for it, and adds to gradients, in its place.
 """
 
 import contextlib
@@ -55,16 +51,10 @@ class DeferredReductions:
         self._under_way: _Reduction | None = None
 
     def take(self, group: fsdp2.ParameterGroup, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
-        """Takes a reduction of all of a module's gradients, to wait for it later, at the latest at the end of this backward pass.
+        """Takes a reduction of all gradients of a module's `group`, to wait for it by the end of this backward pass.
 
-        Args:
-            group: The module's.
-            work: The reduction, just issued, after a `wait()` for the one before.
-            output: Its output, of which FSDP2 is about to make `.grad`s.
-            op: Its reduce op. FSDP2 divides after a SUM.
-
-        Returns:
-            False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
+        It has just been issued, after a `wait()` for the one before, and FSDP2 is about to make `.grad`s of its output; after the
+        op SUM it divides. False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
         """
         at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
         if at_once or not group.only_stores_reduced(output.dtype):

@@ -53,7 +53,7 @@ class Boundary:
             number: The index of the stage before the boundary, or FIRST_EDGE and on.
             first: The codec of first visits; "": exact.
             cache: What is remembered of samples.
-            unit: What is coded without regard to the rest of a message, as `unit_of` has it.
+            unit: As `unit_of` has it.
             slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
         """
         expect_unit(unit)

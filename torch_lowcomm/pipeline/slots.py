@@ -64,11 +64,8 @@ class Slots:
     def memory(self, slot: Slot, elements: int, channels: int, unit: int = 0) -> _C.SampleMemory:
         """The memory of one tensor of one boundary, made where there is none; one of another size or unit is refused.
 
-        Args:
-            slot: The tensor, boundary and side.
-            elements: Of the tensor, for one sample.
-            channels: Its last dimension.
-            unit: Elements that the store codes without regard to the others; 0: all together.
+        A sample has `elements`, `channels` of them in its last dimension; the store codes each `unit` elements without regard to
+        the others; 0: all together.
         """
         memory, where = self._memories.get(slot), "" if self.folder is None else f" (in {self.folder})"
         if memory is None:
@@ -130,9 +127,8 @@ class Slots:
 
     def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> dict[str, int]:
         """Forgets at a boundary each sample that the other side, whose rows are given, does not have with the same bits.
-
-        Returns:
-            How many slots of the boundary were forgotten since the last call, by reason; `lc.stats()` has these figures.
+        Returns how many slots of the boundary were forgotten since the last call, by reason; `lc.stats()` has these
+        figures.
         """
         equal = set(map(tuple, theirs.tolist()))
         for position, sample, *rest in self.rows(boundary, sends).tolist():

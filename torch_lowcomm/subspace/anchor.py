@@ -62,12 +62,9 @@ class Anchor(nn.Module):
         self._checksum: tuple[object, int] | None = None
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
-        """Positions + T_fixed[ids], [..., time, width], without a gradient.
-
-        Args:
-            ids: int64 [..., time]; one outside the vocabulary is a ValueError (checked on the host).
-            dtype: Of the result; arithmetic is float64 for float64, else float32.
-            start: The place in its sequence of the first id.
+        """Positions + T_fixed[ids] for ids [..., time] whose first is at `start`: [..., time, width] of `dtype`, without a
+        gradient. Arithmetic is float64 for float64, else float32. An id outside the vocabulary is a ValueError (checked on
+        the host).
         """
         kind = torch.float64 if dtype == torch.float64 else torch.float32
         return _C.subspace_anchor(ids, self.width, **self.options(ids, kind, start), dtype=kind).to(dtype)

@@ -25,10 +25,8 @@ class Encode(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """Encodes [..., time, width], of any float type, to [..., time, rank] of the arithmetic's.
 
-        Args:
-            x: The activations.
-            ids: int64 [..., time], the tokens of x; others, or one outside the vocabulary, are a ValueError.
-            start: The place in its sequence of the first token.
+        ids, int64 [..., time], are the tokens of x, whose first is at `start` in its sequence; others, or one outside the
+        vocabulary, are a ValueError.
         """
         return _Cross.apply(x, ids, self.basis.rows(x.dtype), self.anchor, start, True)
 

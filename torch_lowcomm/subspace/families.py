@@ -132,15 +132,9 @@ def run_blocks(
     cache: Any = None,
     only: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Runs the blocks of a decoder or a stage on [batch, time, width], one after the other.
+    """Runs the blocks of a decoder or a stage on x, [batch, time, width], one after the other; those whose numbers are in `only`.
 
-    Args:
-        parts: Where the blocks are.
-        root: The decoder or the stage.
-        x: Their input.
-        start: How many positions come before x's first.
-        cache: The keys and values of those, by `new_cache`; x's are added.
-        only: The numbers of the blocks to run; None: all.
+    `start` positions come before x's first. `cache` has their keys and values, by `new_cache`, and gets those of x.
     """
     call = _transformers_call(parts, root, x, start, cache) if parts.family == "transformers" else None
     for number, block in parts.blocks_of(root):

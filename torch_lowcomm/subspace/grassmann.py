@@ -48,13 +48,9 @@ class GradientSum:
 def turned(vectors: Tensor, total: Tensor, rate: float) -> Tensor:
     """One step of the subspace (section 4.5 of the paper): the new Uᵀ, or `vectors` itself where the sum is 0.
 
-    With U the basis, d×k, and S̄ the sum divided by its trace: U' = U + rate·2·(I − UUᵀ)·S̄·U, the step against the gradient of
-    what of the gradients lies outside the subspace, then orthonormalised (the QR factor whose R has a positive diagonal).
-
-    Args:
-        vectors: Uᵀ, float64 [rank, width].
-        total: The sum of GᵀG, [width, width]; one that is not finite is a ValueError.
-        rate: The step's size.
+    With U the basis, d×k, and S̄ `total`, the sum of GᵀG [width, width], divided by its trace: U' = U + rate·2·(I − UUᵀ)·S̄·U, the
+    step against the gradient of what of the gradients lies outside the subspace, then orthonormalised (the QR factor whose R has
+    a positive diagonal). `vectors` is Uᵀ, float64 [rank, width]; a sum that is not finite is a ValueError.
     """
     total = total.to(vectors)
     trace = total.trace()

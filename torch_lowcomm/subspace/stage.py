@@ -28,7 +28,6 @@ class StageModule(nn.Module):
         exact: Whether all stages together compute what the decoder does.
         rank: Coefficients a token.
         coefficients: What a coefficient travels as.
-        message_codec: The codec of the stage's messages, which `lc.pipeline.Stage` takes; None: as they are.
         encode: The side of the boundary behind the stage; None on the last one.
         decode: The side of the boundary before it; None on the first one.
     """

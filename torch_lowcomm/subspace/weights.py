@@ -163,13 +163,9 @@ def sum_numbers(
 ) -> float:
     """The sum of all ranks' numbers, equal on all, which does not depend on how they are spread over ranks.
 
-    A rank's sum travels as two float64 numbers, the rounded sum and what rounding took from it, so that any split of the
-    summands gives the same bits.
-
-    Args:
-        summands: Numbers, each with the groups over which it has to be summed, outermost last; the same on all ranks.
-        stages: The ranks whose sums are then added; None: no others.
-        device: Of the tensors that travel.
+    A rank's sum travels as two float64 numbers, on `device`, the rounded sum and what rounding took from it, so that any split
+    of the summands gives the same bits. Each of these, the same on all ranks, has the groups over which it has to be summed,
+    outermost last; the sums of the ranks of `stages`, if any, are then added.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[float]] = {}
     for number, groups in summands:
@@ -271,13 +267,10 @@ def change_basis(
     old: torch.Tensor,
     new: torch.Tensor,
 ) -> None:
-    """Projects weights and momenta onto the new S, in float64; nothing is written before all sums are there.
+    """Projects weights and momenta onto the new S, U'ᵀ [k, d], in float64; nothing is written before all sums are there.
 
-    Args:
-        weights: A parameter each; None: it is not constrained.
-        states: A parameter's each, "exp_avg" and maybe "rounding": tensors that are written to. Empty: it is frozen.
-        old: Uᵀ [k, d].
-        new: U'ᵀ [k, d].
+    A parameter each: its weight, None where it is not constrained, and its state, of which "exp_avg" and maybe "rounding" are
+    written to; an empty one where it is frozen.
     """
     turn = new @ old.T  # U'ᵀU, [k, k]
     moved = []  # of each weight it and, where it is trained, its momentum: what it becomes, and where that is written
