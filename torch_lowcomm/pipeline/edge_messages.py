@@ -63,9 +63,8 @@ class EdgeMessages:
         messages: list[Any] = []
         try:
             for i, tensor in enumerate(tensors):
-                rows = (
-                    samples if tensor is not None and tensor.is_floating_point() else None
-                )  # others are not remembered
+                # Only the rows of floating-point numbers are remembered.
+                rows = samples if tensor is not None and tensor.is_floating_point() else None
                 messages.append(None if tensor is None else begin(tensor, Place(gradients, i, chunk), codec, rows))
         except Exception as error:
             if messages or isinstance(error, RuntimeError):

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm.groups import exact
 
+_ROUND_BYTES = 16 << 20  # that a rank sends in a round
+
 
 class Slot(NamedTuple):
     """One tensor of one boundary, on one side of it: `sends` where this rank has the stage before it."""
@@ -150,9 +152,6 @@ def _flush(memories: dict[Slot, _C.SampleMemory], process: int) -> None:
         return
     for memory in memories.values():
         memory.flush()
-
-
-_ROUND_BYTES = 16 << 20  # that a rank sends in a round
 
 
 class _Row(NamedTuple):

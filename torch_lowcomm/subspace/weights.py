@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # By role: the dimension of the weight, as its module stores it, along which S acts.
 AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0}
+_TOLERANCE = 1e-6  # of vectors that a caller has made, and may have sent as float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,9 +235,6 @@ def _gathered(numbers: Sequence[float], group: dist.ProcessGroup, device: torch.
     with exact():
         dist.all_gather(everyones, mine, group=group)
     return torch.cat(everyones).tolist()
-
-
-_TOLERANCE = 1e-6  # of vectors that a caller has made, and may have sent as float32
 
 
 def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

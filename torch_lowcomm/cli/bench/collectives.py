@@ -13,6 +13,8 @@ from torch_lowcomm.cli.bench.measure import Bench, Plan
 from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, REDOPS, Operation
 from torch_lowcomm.cli.machine import heading
 
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = """\
 columns (N/A: torch has no such form of the op, it was not asked for, or it is not counted)
   size            bytes, as stated above
@@ -142,10 +144,6 @@ def run(plan: Plan) -> int:
         if plan.plot:
             report.draw(rows, plan.plot, title=f"{plan.op.name}, {bench.ranks} ranks, {bench.policy or 'exact'}")
     return 1 if wrong else 0
-
-
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def byte_size(text: str) -> int:

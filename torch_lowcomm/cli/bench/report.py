@@ -30,9 +30,8 @@ def columns() -> str:
     lines = ["#" + " " * (sum(w for _, _, w in _FIRST) - 1) + f"{'out-of-place':>{form}}{'in-place':>{form}}"]
     all_columns = [*_FIRST, *_FORM, *_FORM, *_MORE]
     widths = [width for _, _, width in all_columns]
-    return "\n".join(
-        [*lines, *("#" + aligned([column[part] for column in all_columns], widths)[1:] for part in (0, 1))]
-    )
+    lines += ["#" + aligned([column[part] for column in all_columns], widths)[1:] for part in (0, 1)]
+    return "\n".join(lines)
 
 
 def aligned(cells: Sequence[Any], widths: Sequence[int]) -> str:
