@@ -140,11 +140,8 @@ def _secret() -> str:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints the report.
-
-    Returns:
-        0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not have, or a secret that
-        is none.
+    """Prints the report. Returns 0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not
+    have, or a secret that is none.
     """
     try:
         kernels, secret = _C.kernels(), _secret()

@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Relays until SIGINT or SIGTERM.
-
-    Returns:
-        0; 2 if it cannot listen there, which one line on stderr says.
-    """
+    """Relays until SIGINT or SIGTERM. Returns 0; 2 if it cannot listen there, which one line on stderr says."""
     try:
         relay = _C.Relay(arguments.listen)
     except ValueError as error:

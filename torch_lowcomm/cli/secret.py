@@ -28,11 +28,7 @@ def _keep_from_others() -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints 32 random bytes of the system as text.
-
-    Returns:
-        0.
-    """
+    """Prints 32 random bytes of the system as text."""
     del arguments
     _keep_from_others()
     print(secrets.token_urlsafe(_BYTES))

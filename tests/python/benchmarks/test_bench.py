@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import cli
 from torch_lowcomm.cli import bench
-from torch_lowcomm.cli.bench import launch, ops, sizes, sockets
+from torch_lowcomm.cli.bench import collectives, launch, ops, sockets
 
 COLUMNS = ["size", "count", "type", "redop", "root"]
 COLUMNS += [f"{form} {name}" for form in ("out", "in") for name in ("time", "algbw", "busbw", "#wrong")]
@@ -204,11 +204,11 @@ def test_checks_can_be_left_out(pair):
     ],
 )
 def test_sizes_go_by_step_and_by_factor(least, most, step, factor, expected):
-    assert sizes.sweep(*map(sizes.byte_size, (least, most, step)), factor) == expected
+    assert collectives.sweep(*map(collectives.byte_size, (least, most, step)), factor) == expected
 
 
 def test_rates_are_of_bits():
-    assert [sizes.bit_rate(t) for t in ("100M", "1Gbit", "2.5gbit/s", "9600")] == [1e8, 1e9, 2.5e9, 9600]
+    assert [collectives.bit_rate(t) for t in ("100M", "1Gbit", "2.5gbit/s", "9600")] == [1e8, 1e9, 2.5e9, 9600]
 
 
 @pytest.mark.parametrize(

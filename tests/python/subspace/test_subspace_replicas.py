@@ -85,7 +85,7 @@ def _inside_a_stage(r, how):
     subspace = lc.subspace.Grassmann([run.stage], optimizer, every=EVERY)
     model, clipped = _whole(), 0
     one, seen = lc.SubspaceAdamW(model, lr=LR), GradientSum()
-    seen.watch_input(model.blocks[LAYERS // 2])
+    case.watch_input(seen, model.blocks[LAYERS // 2])
     for step in range(STEPS):
         run.backward(step)
         _backward(model, step)
