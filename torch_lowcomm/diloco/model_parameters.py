@@ -14,10 +14,7 @@ from torch_lowcomm.diloco.parameters import local
 class ModelParameters:
     """What an outer loop writes: the parameters of its inner optimizer, and the buffers that it averages.
 
-    Args:
-        inner: The inner optimizer.
-        buffers: The buffers.
-        model: The model, whose gathered weights FSDP2 forgets after a write; None where nothing is known of it.
+    After a write FSDP2 forgets the weights of `model` that it has gathered; None where nothing is known of a model.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, buffers: Sequence[torch.Tensor], model: nn.Module | None) -> None:
@@ -42,11 +39,7 @@ class ModelParameters:
 
     @contextmanager
     def written(self, what: str) -> Iterator[None]:
-        """A block outside a step that writes parameters, maybe before it raises: what FSDP2's root has gathered is dropped.
-
-        Args:
-            what: The method whose block it is, which is refused inside `replaced`.
-        """
+        """A block outside a step, in method `what`, that writes parameters, maybe before it raises; refused inside `replaced`."""
         self.expect_own(what)
         try:
             yield
