@@ -50,13 +50,9 @@ class Elastic(Fixed):
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
-        """Forms a new group of the machines that are alive and gives all of them the state of the most advanced one.
+        """Forms a new group of the machines that are alive, as `DiLoCoX.regroup` says.
 
-        Raises:
-            ValueError: The machines run different options or models.
-            TimeoutError: There were not enough machines in time.
-            ConnectionError: The store is lost.
-            DistBackendError: No group held in ten attempts.
+        It gives all of them the state of the most advanced one.
         """
         if self.due:
             self.due = False

@@ -44,15 +44,11 @@ class ModelParameters:
         try:
             yield
         finally:
-            forget_gathered(self._model)
+            reshard(self._model)
 
     @contextmanager
     def replaced(self, show: Callable[[], None]) -> Iterator[None]:
-        """Inside the context the model has what `show` has written; afterwards the rank's own again.
-
-        Raises:
-            ValueError: It was entered inside another one.
-        """
+        """Inside the context, which takes no other one, the model has what `show` has written; afterwards the rank's own."""
         if self._shows_outer:
             raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
         own = [*map(local, parameters_of(self._inner)), *self._buffers]
@@ -71,9 +67,3 @@ class ModelParameters:
     def _places(self) -> list[tuple[int, int, torch.dtype]]:
         """(object, address of its elements, dtype) of every parameter."""
         return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self._inner)]
-
-
-def forget_gathered(model: nn.Module | None) -> None:
-    """Drops what FSDP2's root has gathered: after an evaluation it would compute with the parameters before a write."""
-    if isinstance(model, nn.Module):
-        reshard(model)

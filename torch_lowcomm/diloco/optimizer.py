@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.checkpoint import LoopState
 from torch_lowcomm.diloco.elastic import Elastic, Fixed
 from torch_lowcomm.diloco.groups import LoopGroups
 from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
-from torch_lowcomm.diloco.model_parameters import ModelParameters, forget_gathered
+from torch_lowcomm.diloco.model_parameters import ModelParameters
 from torch_lowcomm.diloco.options import DiLoCoXOptions
 from torch_lowcomm.diloco.parameters import LoopInputs
 from torch_lowcomm.membership import Membership
@@ -94,7 +95,7 @@ class DiLoCoX(OptimizerAround):
         resume: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        forget_gathered(model)
+        reshard(model)
         self._groups = groups = LoopGroups.make(
             group=group, cluster=cluster, mesh=mesh, replicas=replicas, model=model, optimizer=optimizer
         )

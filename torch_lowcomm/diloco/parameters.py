@@ -31,12 +31,7 @@ class LoopInputs:
     def checked(
         optimizer: torch.optim.Optimizer, model: nn.Module | None, options: Mapping[str, Any], site: Sequence[int]
     ) -> LoopInputs:
-        """Checks the arguments of `DiLoCoX` on this rank, before all ranks compare them.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: An option or a parameter is wrong.
-        """
+        """Checks the arguments of `DiLoCoX` on this rank, before all ranks compare them; raises as that says."""
         given = DiLoCoXOptions.named(**options)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")

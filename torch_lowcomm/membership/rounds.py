@@ -27,7 +27,7 @@ class Rounds:
 
     The arguments are those of `Membership`. `patience_s` is at least three signs of life, between which steps are not seen.
     A round must have closed with this machine in it `timeout_s` after a machine was last seen to enter, or after the last step
-    of one that has not; that one has `patience_s` more. So long the machines of a closed round have to say that they connect.
+    of one that has not; that one has `patience_s` more. The machines of a closed round have as long to say that they connect.
     Methods raise ConnectionError if the store is lost or too slow, or another process has this machine's place.
     """
 

@@ -53,10 +53,9 @@ class Site:
         return [mine] if self._group is None else all_gather_json(mine, self._group)
 
     def told(self, call: Callable[[], T]) -> T:
-        """Calls on the leader and returns its result on every rank, as JSON returns it.
+        """Calls on the leader and returns its result on every rank, as JSON returns it; or raises what the call raised.
 
-        Raises:
-            Exception: What the call raised, on every rank; of a kind that this package documents, else RuntimeError.
+        On the other ranks an error is of a kind in `ERRORS`, else RuntimeError.
         """
         if self._group is None:
             return call()

@@ -32,22 +32,18 @@ class Perturbation:
 
     def restore(self) -> None:
         """Sets the model's weights to the core's."""
-        self._forget()
+        reshard(self.sharded)
 
     def take(self) -> None:
         """Sets the core's weights to the model's, which were loaded."""
-        self._forget()
+        reshard(self.sharded)
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
-        self._forget()
+        reshard(self.sharded)
         try:
             yield
         finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        if self.sharded is not None:
             reshard(self.sharded)
 
 
@@ -95,21 +91,21 @@ class InPlace(Perturbation):
         """Lets the weights follow the copies, which have applied a record."""
         if self._weights.iteration + 1 == self._copies.iteration and self._copies.iteration % self._restore_every:
             self._weights.apply(record)
-            self._forget()
+            reshard(self.sharded)
         else:
             self.restore()
 
     def take(self) -> None:
         """Sets the copies to the weights, which were loaded."""
         copy_all(self._parameters, to=self._copied)
-        self._forget()
+        reshard(self.sharded)
 
     def restore(self) -> None:
         """Sets the weights to the copies."""
         self._at = None
         copy_all(self._copied, to=self._parameters)
         self._weights.iteration = self._copies.iteration
-        self._forget()
+        reshard(self.sharded)
 
 
 class InShards(Perturbation):

@@ -88,9 +88,9 @@ class StoreExchange(NotCopied):
         """Joins the run, or founds it: brings the core to the present and waits to be let in.
 
         Raises:
-            ValueError: The run has another version, model or options, or did not begin with these weights; or a living
-                machine has this machine's id.
-            RuntimeError: The log does not reach back to the core's iteration.
+            ValueError: The run has another version, model or options, did not begin with these weights, or has not reached
+                their iteration; or a living machine has this machine's id.
+            RuntimeError: The log does not reach back to the core's iteration, and there is no snapshot.
             ReplayMismatch: The replayed weights differ from the others'.
             TimeoutError: There were too few machines to begin with, or this machine was not let in.
             ConnectionError: The store is lost.

@@ -24,12 +24,9 @@ class History:
         self._every, self._resync = options.snapshot_every, options.resync
 
     def bring(self, core: _C.SeedReplay) -> None:
-        """Applies all records from the core's iteration to that of the head. A snapshot may take the core further.
+        """Applies all records from the core's iteration to that of the head, or raises as `StoreExchange.join` says.
 
-        Raises:
-            ValueError: The run did not begin with these weights, or has not reached their iteration.
-            RuntimeError: The log does not reach back so far, and there is no snapshot.
-            ReplayMismatch: The other machines had other weights at that iteration.
+        A snapshot may take the core further.
         """
         commit = self._head.commit
         if core.iteration > commit.iteration + 1:

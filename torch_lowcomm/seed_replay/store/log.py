@@ -46,7 +46,6 @@ class RunLog:
 
         Raises:
             LogGap: The log does not reach back so far.
-            ValueError: The run did not begin with these weights.
             ReplayMismatch: The other machines had other weights at the end of a chunk.
         """
         founding = self.founding

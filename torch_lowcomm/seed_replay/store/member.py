@@ -81,8 +81,7 @@ class Member:
             The commit of the core's iteration, after which this machine takes part; None if it takes part in this iteration.
 
         Raises:
-            TimeoutError: The other machines are alive and commit nothing.
-            ValueError, RuntimeError, ReplayMismatch: As `History.bring` raises them.
+            TimeoutError: The other machines are alive and commit nothing. Other errors as `History.bring` raises them.
         """
         head = self._head
         head.look()
