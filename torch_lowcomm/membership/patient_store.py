@@ -95,7 +95,7 @@ class PatientStore:
                 return None
 
         self.sent_bytes += sum(map(len, keys))
-        values = self._ask(call, wait_s=self._vanished_s)
+        values = self._ask(call)
         if values is None:
             raise TimeoutError(f"expected {keys} at the store, got not all of them")
         self.received_bytes += sum(map(len, values))
