@@ -128,6 +128,12 @@ test-bare: build
 	tests/bare.sh $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 .PHONY: test-bare
 
+# Which lines and branches each tier runs, on an instrumented copy in build-coverage/: an hour and a half.
+coverage: build gtest
+	$(BIN)/pip install -q "coverage>=7.10" gcovr
+	$(BIN)/python tests/coverage_tiers.py
+.PHONY: coverage
+
 # The tree against a torch of each minor version: copies with environments of their own in build-torch/, some 6 GB each where
 # torch comes with CUDA. MINORS="2.14 2.15" or newest takes some; TIER=private tests only what uses private names of torch's,
 # and the examples, TIER=adapters a third of that, which CI does for the newest; LIMIT is how many minutes a minor may take.

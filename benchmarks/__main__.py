@@ -26,7 +26,7 @@ PROGRAMS = {
     "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),
     "codec_peers": ("codec.peers", "speed of codecs next to FBGEMM and pi-quant"),
     "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
-    "tcp_links": ("linklab.tcp_links", "what transport tcp makes of far, lossy, full and busy links; as root"),
+    "tcp_links": ("linklab.tcp_links", "what the transport makes of far, lossy, full and busy links; as root"),
     "faults": ("faults.cli", "whether every op ends every fault as promised; as root"),
     "tcp_faults": ("faults.tcp.cli", "every fault of groups over transport tcp, and who is no rank; as root"),
     "every": ("every", "runs every program that README.md lists"),

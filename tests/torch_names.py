@@ -107,7 +107,7 @@ USES = (
     _uses("distributed/distributed_c10d.py", "", "default_pg_timeout ProcessGroupGloo"),
 )  # fmt: skip
 # Names of classes of C++ that no stub has: only an installed torch can say.
-BUILT = {"ProcessGroupGloo": ("_Options",), "ProcessGroupGloo._Options": ("_devices", "_timeout", "_threads")}
+BUILT = {"ProcessGroupGloo": ("_Options",)}
 # One of them must be there.
 EITHER = ({"_fsdp_param_group", "_fsdp_param_groups"},)
 

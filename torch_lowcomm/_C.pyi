@@ -65,21 +65,14 @@ class Options(Backend.Options):
         chunk_bytes: Payload of a full frame in bytes, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144). An encoded
             message of fewer than 32 such frames is cut into 32, or fewer where these had less than 65,536 bytes.
         connections: Connections to every peer for bulk data, 1 … 64; frames take them in turn. Use more where one TCP stream
-            does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1, and
-            with transport "tcp" 16 to a peer with a round trip of 5 ms or more, if BBR cannot be had or there are other peers).
-        ring_from: Number of ranks from which on an all_gather goes around a ring, where each rank sends to the next rank only
-            (LOWCOMM_RING_FROM; 0 for never).
+            does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1, or
+            16 to a peer with a round trip of 5 ms or more, if BBR cannot be had or there are other peers).
         flight_record: Number of the group's last ops and messages that `flight_record()` shows, 0 … 65,536. Ranks may differ
             (LOWCOMM_FLIGHT_RECORD; 64).
         encode_on_device: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False,
             or if the build or the device cannot, values are copied. Ranks may differ (LOWCOMM_ENCODE_ON_DEVICE; 0).
-        nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
-            group's first CUDA tensor on, but not with transport="tcp". False: never; they go through host memory, for ranks
-            that share a GPU or hosts between which NCCL does not work. True: making a group fails without NCCL
-            (LOWCOMM_NCCL; None).
-        transport: What carries the frames of lowcomm's ops. "gloo": connections of torch's. "tcp": connections of its own, all
-            to one port a process; one that is cut is made again, and the op goes on where it was. Ops that gloo serves, the
-            exact ones that no policy names, stay on gloo's connections (LOWCOMM_TRANSPORT; "gloo").
+        nccl: Whether NCCL serves the exact ops of CUDA tensors. False: they go through host memory. True: for GPUs of one
+            host or of a fast network; making a group fails without NCCL (LOWCOMM_NCCL; 0).
 
     Raises:
         ValueError: A field or its environment variable is wrong. The message has the wrong part, expected and actual.
@@ -96,11 +89,9 @@ class Options(Backend.Options):
         seed: int | None = None,
         chunk_bytes: int | None = None,
         connections: int | None = None,
-        ring_from: int | None = None,
         flight_record: int | None = None,
         encode_on_device: bool | None = None,
         nccl: bool | None = None,
-        transport: str | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -117,15 +108,11 @@ class Options(Backend.Options):
     @property
     def connections(self) -> int | None: ...
     @property
-    def ring_from(self) -> int | None: ...
-    @property
     def flight_record(self) -> int | None: ...
     @property
     def encode_on_device(self) -> bool | None: ...
     @property
     def nccl(self) -> bool | None: ...
-    @property
-    def transport(self) -> str | None: ...
 
 class Residual:
     def __init__(self, shape: Sequence[int]) -> None: ...
@@ -379,13 +366,9 @@ class LowcommBackend(Backend):
     @property
     def options(self) -> Options: ...
     @property
-    def inner(self) -> Backend | None: ...
-    @property
     def group_name(self) -> str: ...
     @property
     def policy(self) -> str: ...
-    @property
-    def rank_without_nccl(self) -> int | None: ...
     @property
     def min_bytes(self) -> int: ...
     def stats(self) -> dict[str, dict[str, Any]]: ...
@@ -493,8 +476,6 @@ def create_backend(
     timeout: timedelta,
     group_name: str,
     global_ranks: list[int],
-    make_gloo: Callable[[Store, int, int, Options, int | None], Backend],
     make_nccl: Callable[[Store, int, int, Options], Backend | None],
     parent: LowcommBackend | None = None,
-    has_nccl: bool = False,
 ) -> LowcommBackend: ...

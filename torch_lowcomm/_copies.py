@@ -12,11 +12,9 @@ FIELDS = (
     "seed",
     "chunk_bytes",
     "connections",
-    "ring_from",
     "flight_record",
     "encode_on_device",
     "nccl",
-    "transport",
 )
 
 

@@ -92,7 +92,7 @@ def exact() -> Iterator[None]:
 
 
 def cancel(work: dist.Work, *, why: str = "its program cancelled it") -> bool:
-    """Gives up one op of a group whose transport is "tcp". The group lives, and its next op is right.
+    """Gives up one op of a group. The group lives, and its next op is right.
 
         work = dist.all_reduce(x, async_op=True)
         ...
@@ -115,7 +115,6 @@ def cancel(work: dist.Work, *, why: str = "its program cancelled it") -> bool:
 
     Raises:
         TypeError: `work` is no Work, or that of an op that lowcomm does not carry itself, or of several ops at once.
-        ValueError: The group's transport is "gloo", which can only end the group. Nothing was done.
     """
     if not isinstance(work, dist.Work):
         raise TypeError(f"cancel: expected a Work, as async_op=True returns one, got {type(work).__name__}")
@@ -162,13 +161,13 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
 
 
 def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Returns what is known of the connections of groups whose transport is "tcp".
+    """Returns what is known of the connections of groups.
 
     Args:
         group: One group; None for every lowcomm group of this process.
 
     Returns:
-        {group name: one entry a connection, by peer and lane; [] where gloo has the connections, and of a group that is over}.
+        {group name: one entry a connection, by peer and lane; [] of a group that is over}.
         The fields of an entry are:
 
         * "peer": rank in the group; "lane": "control", "bulk 0", "bulk 1", ….

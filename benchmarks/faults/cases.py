@@ -8,12 +8,9 @@ from collections.abc import Iterator
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "send/recv")
 KINDS = ("exact", "compressed")
 SPEC = "sym4:bucket=1024"
-# The ops that lowcomm exchanges itself if nothing is compressed; gloo serves the others then.
-OWN_EXACT = ("all_gather", "reduce_scatter")
 
 SIGNALS = ("kill -9", "SIGSTOP")
 CUTS = ("long cut", "short cut")
-FRAMES = ("corrupted", "truncated", "duplicated", "older epoch")
 DIFFERENCES = ("another op", "another shape", "another codec")
 # The other op that a rank calls in place of its own.
 OTHER = {
@@ -25,12 +22,11 @@ OTHER = {
     "gather": "broadcast",
     "send/recv": "all_reduce",
 }
-FAULTS = (*SIGNALS, *CUTS, *FRAMES, *DIFFERENCES)
+FAULTS = (*SIGNALS, *CUTS, *DIFFERENCES)
 WHEN = ("before", "during", "after")
 SIZES = (2, 4)
 
-# An op, and others after it: a frame that comes twice is taken for one of the next op's, and a rank that needs nothing
-# more from who finds it hears of it in the one after that.
+# An op, and others after it: a rank that needs nothing more from the one that finds the fault hears of it in a later op.
 ATTEMPTS = 3
 SLACK_S = 2.0  # how much later than the deadline an error may come
 
@@ -51,11 +47,6 @@ class Case:
         return f"{self.op},{self.kind},{self.fault},{self.when},{self.size}"
 
     @property
-    def own(self) -> bool:
-        """Whether frames of lowcomm carry the op."""
-        return self.kind == "compressed" or self.op in OWN_EXACT
-
-    @property
     def compressed(self) -> bool:
         """Whether a codec is in force."""
         return self.kind == "compressed"
@@ -67,18 +58,13 @@ class Case:
 
     @property
     def needs_lab(self) -> bool:
-        """Whether links are cut."""
-        return self.fault in CUTS
+        """Whether links are slow: they are cut, or the fault is to come while bytes are on the way."""
+        return self.fault in CUTS or (self.fault in SIGNALS and self.when == "during")
 
     @property
     def alone(self) -> bool:
         """Whether no other row may run beside it: none."""
         return False
-
-    @property
-    def tapped(self) -> bool:
-        """Whether the fault happens at a frame of the faulty rank's."""
-        return self.fault in FRAMES or (self.fault in SIGNALS and self.when == "during" and self.own)
 
     @property
     def recovers(self) -> bool:
@@ -99,11 +85,6 @@ class Case:
         """Returns the op that a rank calls in an attempt, counted from 0."""
         return OTHER[self.op] if self.fault == "another op" and rank == self.culprit and attempt == 0 else self.op
 
-    def framed(self, rank: int, attempt: int) -> bool:
-        """Whether lowcomm serves what a rank calls, and not gloo: one that leaves the codec may get gloo's op."""
-        odd = self.fault == "another codec" and rank == self.culprit and attempt == 0
-        return self.own and not (odd and self.op not in (*OWN_EXACT, "all_reduce"))
-
     @property
     def survivors(self) -> int:
         """Ranks of the group that is made afterwards."""
@@ -111,8 +92,6 @@ class Case:
 
     def impossible(self) -> str:
         """Why there is no such row; empty where there is one."""
-        if self.fault in FRAMES and not self.own:
-            return "gloo serves it: there are no frames"
         if self.fault == "another codec" and not self.compressed:
             return "nothing has a codec, and a group whose ranks' policies differ is refused when it is made"
         return ""

@@ -55,12 +55,8 @@ def _before(player: Player, threads: list[threading.Thread]) -> None:
 
 
 def _during(player: Player, threads: list[threading.Thread]) -> None:
-    start = interface_bytes()
-
     def begun(_: PendingOp) -> None:
-        end = time.monotonic() + player.case.deadline_s
-        while interface_bytes() < start + _UNDER_WAY and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_for_bytes(player.case.deadline_s)
         _cut(player, threads)
 
     player.attempts(issued=begun if player.culprit else None)
@@ -75,6 +71,13 @@ def _after(player: Player, threads: list[threading.Thread]) -> None:
         _cut(player, threads)
     player.facts.fault_at = float(player.hear("fault"))
     player.attempts_left()
+
+
+def wait_for_bytes(within_s: float) -> None:
+    """Returns once some of an op that has just begun has passed this host's interface."""
+    start, end = interface_bytes(), time.monotonic() + within_s
+    while interface_bytes() < start + _UNDER_WAY and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def interface_bytes() -> int:

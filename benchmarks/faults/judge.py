@@ -6,11 +6,11 @@ import dataclasses
 import re
 from typing import Any
 
-from faults.cases import FRAMES, SLACK_S, Case
+from faults.cases import SLACK_S, Case
 
 Facts = dict[str, Any]  # rank.Facts as a dict
 
-TOO_LATE = "the link was cut when the op was over"  # a reason
+TOO_LATE = "the fault came when the op was over"  # a reason
 
 
 @dataclasses.dataclass
@@ -24,16 +24,15 @@ class Verdict:
 
 
 def named(case: Case, rank: int, attempt: int, message: str) -> list[str]:
-    """Lists facts that an error lacks: the op, this rank, a sequence number, the group, the time; of lowcomm's own a peer too.
+    """Lists facts that an error lacks: the op, this rank and a peer, sequence number, group, bytes, time.
 
-    What gloo serves knows no peer but of a message. A rank may hear of the group's end from an op that only says what the
+    A rank may hear of the group's end from an op that only says what the
     first cause was; that has all this in it then.
     """
     called = case.called(rank, attempt)
     op = "(send|recv)" if called == "send/recv" else called
-    parts = [op, rf"rank {rank}\b", r"sequence \d+", r"group", r"elapsed \d+\.\d+ s"]
-    if case.framed(rank, attempt):
-        parts += [r"rank \d+.* and rank \d+|aborted by the program of rank \d+", r"bytes sent \d+, bytes received \d+"]
+    parts = [op, rf"rank {rank}\b", r"rank \d+.* and rank \d+|aborted by the program of rank \d+", r"sequence \d+"]
+    parts += [r"group", r"bytes sent \d+, bytes received \d+", r"elapsed \d+\.\d+ s"]
     return [part for part in parts if not re.search(part, message)]
 
 
@@ -84,8 +83,6 @@ def judge(case: Case, facts: list[Facts | None]) -> Verdict:
             reasons.append(f"rank {rank}: expected the next group to be {expected}, got {mine['went_on']!r}")
     if case.needs_lab and case.when == "during" and not _was_during(facts):
         reasons.append(TOO_LATE)
-    if case.fault in FRAMES and not any(mine and mine["frames"] for mine in facts):
-        reasons.append("no frame was passed on")
     return Verdict(not reasons, reasons, max(late, default=None), said)
 
 

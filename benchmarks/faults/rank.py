@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -12,16 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from faults import cuts, differences, frames, signals
-from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
+from faults import cuts, differences, signals
+from faults.cases import CUTS, DIFFERENCES, SIGNALS, Case
 from faults.ops import Caller, PendingOp, options, same_bits
 from faults.stage import Notes, enter
-from faults.tap import Tap
 
 _PATIENCE_S = 40.0  # for what another rank says
 _REFERENCE, _SPACER = "a", "b"  # the data of the op that fails, and of one between it and its undisturbed run
 Rank = Any  # ranks.Rank, of the tests
-_FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, FRAMES: frames.play, DIFFERENCES: differences.play}
+_FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, DIFFERENCES: differences.play}
 
 
 @dataclasses.dataclass
@@ -43,7 +41,6 @@ class Facts:
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     fault_at: float = 0.0
     resumed_at: float = 0.0
-    frames: int = 0  # of one op to the peer that gets most, on a rank whose frames are passed on
     premature: str = ""  # why the fault did not come when it should have
     went_on: str = ""  # of the group made afterwards: "equal" to the undisturbed run, "right", or what was wrong
 
@@ -57,8 +54,6 @@ class Player:
         notes: Those that the owner of the lab hears, or None on loopback.
         culprit: Whether this rank commits the fault.
         facts: Facts that the row collects.
-        tap: The tap on this rank's frames, or None.
-        frame_counts: Frames of one undisturbed op by peer.
     """
 
     def __init__(self, r: Rank, case: Case, notes: Notes | None) -> None:
@@ -66,8 +61,6 @@ class Player:
         self.culprit = r.rank == case.culprit
         self.facts = Facts()
         self.caller = Caller(case.kind, r.rank, r.size)
-        self.tap = Tap(r.rank, r.size) if self.culprit and case.tapped else None
-        self.frame_counts: dict[int, int] = {}
 
     def play(self) -> Facts:
         """The row, from the group's making to the next group's end."""
@@ -76,8 +69,7 @@ class Player:
         made_with = options(case.compressed)
         self.together("here")
         # The deadline that passes is short, and not for the making of a group on a busy machine.
-        with self.tap.installed() if self.tap else contextlib.nullcontext():
-            r.init("lowcomm", timeout_s=_PATIENCE_S, pg_options=made_with)
+        r.init("lowcomm", timeout_s=_PATIENCE_S, pg_options=made_with)
         self._undisturbed()
         r.set_deadline(case.deadline_s)
         next(play for faults, play in _FAMILIES.items() if case.fault in faults)(self)
@@ -146,17 +138,12 @@ class Player:
     def _undisturbed(self) -> None:
         """Runs the op undisturbed, for the result to expect; then another, so that no buffer holds that result."""
         for key in (_REFERENCE, _SPACER):
-            if self.tap:
-                self.tap.count()
             issued = self.caller.issue(self.case.op, key)
             issued.wait()
             if key == _REFERENCE:
                 self.reference = issued.outputs
                 self.residual_after = issued.residual.value.clone() if issued.residual else None
-            self.together("through " + key)  # all frames of it have been passed on
-            if self.tap:
-                self.frame_counts = self.tap.count()
-                self.facts.frames = max(self.frame_counts.values())
+            self.together("through " + key)
         if not self.caller.right(self.case.op, _REFERENCE, self.reference):
             raise AssertionError(f"{self.case.op} undisturbed: expected what exact arithmetic gives or near it")
 
@@ -189,5 +176,5 @@ def play(r: Rank, case: Case, notes: Notes | None) -> dict[str, Any]:
     """A rank of the row, in a process of its own; facts as a dict."""
     if notes:
         enter(notes.namespaces[r.rank])
-        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        os.environ["LOWCOMM_SOCKET_IFNAME"] = "eth0"
     return dataclasses.asdict(Player(r, case, notes).play())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
+from faults.cuts import wait_for_bytes
 from faults.ops import PendingOp
-from faults.tap import Frame
 
 if TYPE_CHECKING:
     from faults.rank import Player
@@ -28,10 +27,8 @@ def play(player: Player) -> None:
         player.attempt()
         _strike(player)
         player.attempts_left()
-    elif player.tap:
-        _struck_at_a_frame(player)
     else:
-        _struck_without_rank_0(player)
+        player.attempts(issued=lambda op: _strike_under_way(player, op))
 
 
 def _strike(player: Player) -> None:
@@ -42,38 +39,15 @@ def _strike(player: Player) -> None:
     player.facts.resumed_at = time.monotonic()
 
 
-def _struck_at_a_frame(player: Player) -> None:
-    once = threading.Lock()  # frames to several peers are on their way at the same time
-
-    def act(frame: Frame) -> list[Frame]:
-        if once.acquire(blocking=False):
-            _strike(player)
-        return [frame]
-
-    assert player.tap
-    player.tap.arm(player.frame_counts, "during", act)
-    player.together("armed")
-    player.attempts()
-
-
-def _struck_without_rank_0(player: Player) -> None:
-    """Gloo has no frames to count: rank 0 comes after the fault, so that this rank's part cannot be over."""
-
-    def begun(op: PendingOp) -> None:
-        time.sleep(0.1)
-        if op.completed():
-            player.facts.premature = "its part was over although rank 0 had not come"
-        _strike(player)
-
-    player.attempts(issued=begun)
+def _strike_under_way(player: Player, op: PendingOp) -> None:
+    wait_for_bytes(player.case.deadline_s)
+    if op.completed():
+        player.facts.premature = "its part was over"
+    _strike(player)
 
 
 def _witness(player: Player) -> None:
     r, case = player.r, player.case
-    if case.tapped:
-        player.together("armed")
-    elif case.when == "during" and r.rank == 0:
-        player.hear("fault")
     if case.when == "after":
         if player.attempt():
             player.hear("fault")

@@ -13,7 +13,7 @@ from tables import Columns
 from linklab.job import run_on_hosts
 from linklab.lab import Lab
 from linklab.link import ideal_s, parse_bits
-from linklab.rank import CODES, GLOO, RAW
+from linklab.rank import CODED, GLOO, RAW
 
 MIB = 1 << 18  # float32 elements
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "exchange")
@@ -90,7 +90,7 @@ def joined(name: str, chosen: Set, ranks: list[list[dict[str, Any]]]) -> list[di
     for row in rows:
         gloo_s, raw_s = (medians.get((row["op"], row["elements"], kind)) for kind in (GLOO, RAW))
         row["times_gloo"] = gloo_s / row["median_s"] if gloo_s else None
-        row["of_raw"] = raw_s / row["median_s"] if raw_s and row["group"] in (*CODES, RAW) else None
+        row["of_raw"] = raw_s / row["median_s"] if raw_s and row["group"] in (CODED, RAW) else None
     return rows
 
 

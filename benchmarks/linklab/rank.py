@@ -28,8 +28,7 @@ WARM_UP = 2
 # Between two measurements: a token bucket fills in a few milliseconds, and each begins with a full one.
 PAUSE_S = 0.01
 GLOO, EXACT, CODED, RAW = "gloo fp32", "lowcomm exact", "lowcomm sym4", "raw exchange"
-EXACT_TCP, CODED_TCP = "exact over tcp", "sym4 over tcp"
-CODES, TCP = (CODED, CODED_TCP), (EXACT_TCP, CODED_TCP)
+OURS = (EXACT, CODED)
 _BUSY = "import os; os.nice(0)\nwhile True: pass"
 
 
@@ -64,17 +63,15 @@ def group_of(kind: str, op: str) -> dist.ProcessGroup:
     """The group of a kind for an op, called by every rank."""
     if kind == GLOO:
         return dist.new_group(backend="gloo")
-    transport, policy = ("tcp" if kind in TCP else "gloo"), f"{cases.KEYS[op]}={cases.CODEC}"
-    coded = {"policy": policy, "min_bytes": 0} if kind in CODES else {}
-    return dist.new_group(backend="lowcomm", pg_options=lc.Options(transport=transport, **coded))
+    coded = {"policy": f"{cases.KEYS[op]}={cases.CODEC}", "min_bytes": 0} if kind == CODED else {}
+    return dist.new_group(backend="lowcomm", pg_options=lc.Options(**coded))
 
 
 def counted(group: dist.ProcessGroup, kind: str) -> int | None:
-    """Bytes sent in all of a lowcomm group's calls by its own count; None where another backend carried any."""
-    ops = {} if kind == GLOO else lc.stats(group)[group.group_name]
-    if kind == GLOO or any(op["calls"] and op["wire_bytes"] is None for op in ops.values()):
+    """Bytes sent in all of a lowcomm group's calls by its own count; None for gloo."""
+    if kind == GLOO:
         return None
-    return sum(op["wire_bytes"] or 0 for op in ops.values())
+    return sum(op["wire_bytes"] or 0 for op in lc.stats(group)[group.group_name].values())
 
 
 def check(case: cases.Case, kind: str, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -85,7 +82,7 @@ def check(case: cases.Case, kind: str, group: dist.ProcessGroup) -> dict[str, An
     case.call(group)
     after = counted(group, kind)
     error = ((case.output - case.exact).norm() / case.exact.norm()).item()
-    if kind not in CODES:
+    if kind != CODED:
         good = error <= 1e-6 if case.sums else error == 0
     elif any(op["exact_calls"] for op in lc.stats(group)[group.group_name].values()):
         good = False
@@ -125,7 +122,7 @@ class Stretch:
 
 
 def retransmitted(group: dist.ProcessGroup) -> int:
-    """Segments that the kernel has sent again for a lowcomm group over TCP."""
+    """Segments that the kernel has sent again for a lowcomm group."""
     return sum(one["retransmitted"] for one in lc.connections(group)[group.group_name])
 
 
@@ -145,7 +142,7 @@ def measure(
         share = [(sockets[peer], coded // len(case.peers)) for peer in case.peers]
         acts[RAW] = functools.partial(raw.exchange, share)
         rows[RAW] = {"counted_bytes": coded, "relative_error": 0.0, "good": True, "crc": None}
-    before = {kind: retransmitted(group) for kind, group in groups.items() if kind in TCP}
+    before = {kind: retransmitted(group) for kind, group in groups.items() if kind in OURS}
     stretches = {kind: Stretch() for kind in acts}
     for repetition in range(-WARM_UP, repetitions):
         for kind, act in acts.items():
@@ -153,9 +150,9 @@ def measure(
             stretches[kind].measure(act, keep=repetition >= 0)
     for kind, row in rows.items():
         row |= {"op": op, "elements": elements, "group": kind, **vars(stretches[kind])}
-        row["needed_bytes"] = case.needed_bytes(cases.CODEC if kind in (*CODES, RAW) else None)
+        row["needed_bytes"] = case.needed_bytes(cases.CODEC if kind in (CODED, RAW) else None)
         row |= {"retransmitted": None, "congestion": None}
-        if kind in TCP:
+        if kind in OURS:
             row["retransmitted"] = retransmitted(groups[kind]) - before[kind]
             row["congestion"] = lc.connections(groups[kind])[groups[kind].group_name][-1]["congestion"]
     for group in groups.values():

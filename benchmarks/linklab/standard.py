@@ -10,9 +10,9 @@ import report
 
 from linklab import cases, targets, validate
 from linklab.ops_on_links import COLUMNS, MIB, OPS, Set, measure
-from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP, GLOO, RAW
+from linklab.rank import CODED, EXACT, GLOO, RAW
 
-KINDS = (GLOO, EXACT, EXACT_TCP, CODED, CODED_TCP, RAW)
+KINDS = (GLOO, EXACT, CODED, RAW)
 
 
 def _every(mib: int) -> tuple[tuple[str, int, tuple[str, ...]], ...]:

@@ -8,25 +8,20 @@ from typing import Any
 from report import Gate
 
 from linklab.ops_on_links import OPS
-from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP
+from linklab.rank import CODED, EXACT
 
 _COLUMN = {"of_ideal": "share of the ideal", "of_raw": "share of the raw exchange", "times_gloo": "times gloo"}
 # (set, group) -> a column, and its least by op.
 LEAST: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {
-    ("100mbit", CODED): [("of_ideal", dict.fromkeys(OPS, 0.92)), ("times_gloo", {"all_reduce": 7.0})],
-    ("1gbit", CODED): [("of_raw", dict.fromkeys(OPS, 0.90)), ("times_gloo", {"all_reduce": 6.8})],
+    ("100mbit", CODED): [("of_ideal", dict.fromkeys(OPS, 0.95)), ("times_gloo", {"all_reduce": 7.0})],
+    ("1gbit", CODED): [("of_ideal", dict.fromkeys(OPS, 0.95)), ("times_gloo", {"all_reduce": 6.8})],
     ("unshaped", CODED): [("times_gloo", dict.fromkeys(OPS, 3.0))],
-    ("4ranks", CODED): [("of_ideal", dict.fromkeys(OPS, 0.88))],
-    ("100mbit", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.95))],
-    ("1gbit", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.95))],
-    ("4ranks", CODED_TCP): [("of_ideal", dict.fromkeys(OPS, 0.93))],
-    ("unshaped", CODED_TCP): [("times_gloo", {"all_reduce": 3.0, "exchange": 3.0})],
+    ("4ranks", CODED): [("of_ideal", dict.fromkeys(OPS, 0.93))],
     **{
         (rate, EXACT): [("times_gloo", {"reduce_scatter": 1.8, "all_gather": 1.4, "all_reduce": 0.97})]
         for rate in ("100mbit", "1gbit")
     },
-    ("unshaped", EXACT): [("times_gloo", {"reduce_scatter": 1.5, "all_gather": 1.0, "all_reduce": 0.95})],
-    ("unshaped", EXACT_TCP): [("times_gloo", {"reduce_scatter": 1.0, "all_gather": 1.0, "all_reduce": 1.0})],
+    ("unshaped", EXACT): [("times_gloo", {"reduce_scatter": 1.5, "all_gather": 1.0, "all_reduce": 1.0})],
 }
 FRAMES = 1.01  # bytes sent / bytes of codes: what frames may cost
 

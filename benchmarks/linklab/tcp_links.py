@@ -1,4 +1,4 @@
-"""What lowcomm's TCP transport makes of links: long ones, lossy ones, full and busy ones, and none at all.
+"""What lowcomm's transport makes of links: long ones, lossy ones, full and busy ones, and none at all.
 
     python benchmarks tcp_links [--quick] [--only SET …] [--json FILE]        # as root
 
@@ -13,19 +13,19 @@ from typing import Any
 import report
 
 from linklab.ops_on_links import COLUMNS, MIB, OPS, Set, measure
-from linklab.rank import CODED_TCP, EXACT_TCP, GLOO
+from linklab.rank import CODED, EXACT, GLOO
 
 SUMS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES = (1 << 10, 1 << 14, 1 << 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB)  # 4 KiB to 64 MiB
-EXACT = (GLOO, EXACT_TCP)
+BOTH = (GLOO, EXACT)
 
 
 def _coded(elements: int, ops: tuple[str, ...] = OPS) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
-    return tuple((op, elements, (CODED_TCP,)) for op in ops)
+    return tuple((op, elements, (CODED,)) for op in ops)
 
 
 _FAR: dict[str, Any] = {"rate": "50mbit", "delay": "20ms", "loss": "0.1%", "measures": _coded(64 * MIB, OPS[:1])}
-_CPU: dict[str, Any] = {"rate": "100mbit", "measures": (("exchange", 16 * MIB, EXACT),)}
+_CPU: dict[str, Any] = {"rate": "100mbit", "measures": (("exchange", 16 * MIB, BOTH),)}
 SETS = {
     "8 hosts": Set(8, "50mbit", _coded(16 * MIB, OPS[:1])),
     "100mbit, secret": Set(2, "100mbit", _coded(16 * MIB), secret=True),
@@ -35,11 +35,11 @@ SETS = {
     "far, 4 hosts": Set(4, **_FAR),
     "far, cubic": Set(2, **_FAR, congestion="cubic"),
     "far, cubic, 4 hosts": Set(4, **_FAR, congestion="cubic"),
-    "sizes": Set(2, "unshaped", tuple((op, n, EXACT) for op in SUMS for n in SIZES)),
-    "message": Set(2, "unshaped", (("exchange", 8 * MIB, EXACT),)),
+    "sizes": Set(2, "unshaped", tuple((op, n, BOTH) for op in SUMS for n in SIZES)),
+    "message": Set(2, "unshaped", (("exchange", 8 * MIB, BOTH),)),
     "cpu": Set(2, **_CPU),
     "cpu, secret": Set(2, **_CPU, secret=True),
-    "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, (GLOO, CODED_TCP)),), busy=True),
+    "busy": Set(2, "100mbit", (("all_reduce", 16 * MIB, (GLOO, CODED)),), busy=True),
 }
 # Least share of the ideal, by set.
 SHARES = {
@@ -63,14 +63,14 @@ def gates(rows: list[dict[str, Any]]) -> list[report.Gate]:
     for row in rows:
         name, group = row["set"], row["group"]
         what = f"{name}, {row['op']}"
-        if group == CODED_TCP:
+        if group == CODED:
             held.append(report.Gate(f"{what}: share of the ideal", row["of_ideal"], ">=", SHARES[name]))
-        elif group == EXACT_TCP and name == "sizes":
+        elif group == EXACT and name == "sizes":
             size = f"{row['elements'] * 4 / 2**10:g} KiB"
             held.append(report.Gate(f"{what} of {size}: times gloo", row["times_gloo"], ">=", 1.0))
-        elif group == EXACT_TCP and name == "cpu":
+        elif group == EXACT and name == "cpu":
             held.append(report.Gate(f"{what}: CPU / gloo's", row["cpu_s"] / of[name, GLOO]["cpu_s"], "<=", MOST_CPU))
-            if secret := of.get(("cpu, secret", EXACT_TCP)):
+            if secret := of.get(("cpu, secret", EXACT)):
                 more = secret["cpu_s_a_gb"] - row["cpu_s_a_gb"]
                 held.append(report.Gate(f"{what}: CPU s a GB that a secret adds", more, "<=", MOST_SECRET_CPU_S_A_GB))
     return held

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "backend/collectives.h"
-#include "backend/exact.h"
+#include "backend/reduction.h"
 #include "collective/all_reduce.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
@@ -19,12 +19,44 @@ namespace {
 
 constexpr const char* kOp = "all_reduce";
 
-// `results`: the caller's tensors, which `tensors` are or view.
+// Reduces `terms` to `sum`, element by element.
+void combine(at::Tensor sum, const Tensors& terms, ReduceKind kind) {
+  at::NoGradGuard no_grad;
+  sum.copy_(terms[0]);
+  for (size_t i = 1; i < terms.size(); ++i) {
+    switch (kind) {
+      case ReduceKind::sum:
+        sum.add_(terms[i]);
+        break;
+      case ReduceKind::product:
+        sum.mul_(terms[i]);
+        break;
+      case ReduceKind::min:
+        at::minimum_out(sum, sum, terms[i]);
+        break;
+      case ReduceKind::max:
+        at::maximum_out(sum, sum, terms[i]);
+        break;
+      case ReduceKind::bit_and:
+        sum.bitwise_and_(terms[i]);
+        break;
+      case ReduceKind::bit_or:
+        sum.bitwise_or_(terms[i]);
+        break;
+      case ReduceKind::bit_xor:
+        sum.bitwise_xor_(terms[i]);
+        break;
+    }
+  }
+}
+
+// `results`: the caller's tensors, which `tensors` are or view; or, with `as_one`, host tensors whose reduction is the
+// rank's contribution, for which `tensors` has room, and which all get the result.
 WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Tensors& results,
-                   const std::vector<CodecSpec>& codecs, const Reduction& reduction,
-                   std::shared_ptr<Residual> residual) {
+                   const std::vector<CodecSpec>& codecs, const Reduction& reduction, std::shared_ptr<Residual> residual,
+                   bool as_one = false) {
   parts.group.expectLiving(kOp);
-  for (const auto& tensor : tensors)
+  for (const auto& tensor : results)
     checkOutput(kOp, tensor);
   auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts.issuer.queueOf(kOp, tensors[0]);
@@ -51,28 +83,51 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Te
   }
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                      OpContext& context) { allReduce(context, messages, reduction, device_codec); };
+  if (as_one) {
+    buffers->run = [reduce = std::move(buffers->run), sum = tensors[0], results,
+                    kind = reduction.kind](OpContext& context) {
+      combine(sum, results, kind);
+      reduce(context);
+    };
+    for (const at::Tensor& result : results)
+      buffers->copies_out.emplace_back(result, tensors[0]);
+  }
   if (residual) {
     buffers->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
   return parts.issuer.submit({op, kOp, sequence, exact}, tensors, results, queue, std::move(buffers));
 }
 
+// What ranks compare of an op that the inner backend serves under a policy.
+std::optional<KeyValues> described(GroupParts& parts, const Tensors& tensors, const c10d::ReduceOp& op) {
+  return parts.inner.describe(kOp, tensors, {{"reduce op", reduceOpName(op)}});
+}
+
 // An op on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.
 WorkPtr reduceOnOwnLane(GroupParts& parts, c10d::OpType op, const Tensors& given, const c10d::ReduceOp& reduce) {
   const bool named = parts.codecs.names(kOp);
-  const Tensors tensors = parts.group.carriesAll() ? asReal(given, reduce) : given;
+  const Tensors tensors = asReal(given, reduce);
   std::optional<Reduction> reduction;
   const bool own = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     reduction = ownReduction(reduce, tensor.scalar_type());
     return parts.issuer.takes(kOp, tensor) && reduction;
   });
-  // For several tensors in one call c10d's allreduce asks for the sum over all of them, not for one sum each.
-  const bool one_sum = op == c10d::OpType::ALLREDUCE && tensors.size() != 1;
-  if (!own || !reduction || one_sum) {
+  if (!own || !reduction) {
     const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());
-    if (named)
-      parts.group.noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
+    if (named) parts.group.noteExact(kOp, "layout, reduce op or dtype " + type);
     return nullptr;
+  }
+  // For several tensors in one call c10d's allreduce asks for the sum over all of them, not for one sum each.
+  if (op == c10d::OpType::ALLREDUCE && tensors.size() > 1) {
+    for (const auto& tensor : tensors) {
+      TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.sizes() == tensors[0].sizes() && tensor.dtype() == tensors[0].dtype(),
+                        "lowcomm: all_reduce of several tensors: expected host tensors as the first, ",
+                        tensors[0].scalar_type(), tensors[0].sizes(), ", got ", tensor.scalar_type(), tensor.sizes(),
+                        " on ", tensor.device());
+    }
+    if (named) parts.group.noteExact(kOp, "several tensors in one call");
+    const at::Tensor sum = at::empty(tensors[0].sizes(), tensors[0].options());
+    return reduceMany(parts, op, {sum}, tensors, {CodecSpec()}, *reduction, nullptr, /*as_one=*/true);
   }
   if (reduction->kind != ReduceKind::sum) {
     if (named) parts.group.noteExact(kOp, std::string("reduce op ") + reduction->name());
@@ -85,19 +140,18 @@ WorkPtr reduceOnOwnLane(GroupParts& parts, c10d::OpType op, const Tensors& given
 
 WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
   parts.group.expectLiving(kOp);
-  if (parts.group.carriesAll() && tensors.size() == 1 && tensors[0].layout() == at::kSparse)
-    return issueAllReduceSparse(parts, tensors, opts);
-  WorkPtr own =
-      parts.issuer.carries(kOp) ? reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
-  return own ? own : exactAllReduce(parts, tensors, opts);
+  if (tensors.size() == 1 && tensors[0].layout() == at::kSparse) return issueAllReduceSparse(parts, tensors, opts);
+  if (WorkPtr own = reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE, tensors, opts.reduceOp)) return own;
+  return parts.inner.issue({c10d::OpType::ALLREDUCE, kOp, tensors, tensors, described(parts, tensors, opts.reduceOp)},
+                           [tensors, opts](c10d::Backend& inner) mutable { return inner.allreduce(tensors, opts); });
 }
 
 WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   parts.group.expectLiving(kOp);
-  WorkPtr own = parts.issuer.carries(kOp)
-                    ? reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)
-                    : nullptr;
-  return own ? own : exactAllReduceCoalesced(parts, tensors, opts);
+  if (WorkPtr own = reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)) return own;
+  return parts.inner.issue(
+      {c10d::OpType::ALLREDUCE_COALESCED, kOp, tensors, tensors, described(parts, tensors, opts.reduceOp)},
+      [tensors, opts](c10d::Backend& inner) mutable { return inner.allreduce_coalesced(tensors, opts); });
 }
 
 WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c10d::ReduceOp& op,

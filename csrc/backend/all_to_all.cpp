@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "backend/collectives.h"
-#include "backend/exact.h"
 #include "collective/collectives.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
@@ -34,7 +33,7 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
 
 // Whether all parts go by lowcomm's own exchange.
 bool takes(GroupParts& parts, const Tensors& inputs, const Tensors& outputs) {
-  if (!parts.issuer.carries(kOp) || inputs.empty()) return false;
+  if (inputs.empty()) return false;
   bool own = true;
   for (const Tensors* list : {&inputs, &outputs}) {
     for (const auto& tensor : *list) {
@@ -101,7 +100,13 @@ WorkPtr exchangeParts(GroupParts& parts, c10d::OpType op, Tensors outputs, Tenso
 
 WorkPtr issueAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
-  if (!takes(parts, {input}, {output})) return exactAllToAllBase(parts, output, input, output_sizes, input_sizes, opts);
+  if (!takes(parts, {input}, {output})) {
+    checkOutputs(kOp, {output});
+    return parts.inner.issue({c10d::OpType::ALLTOALL_BASE, kOp, {input}, {output}, parts.inner.describe(kOp, {input})},
+                             [output, input, output_sizes, input_sizes, opts](c10d::Backend& inner) mutable {
+                               return inner.alltoall_base(output, input, output_sizes, input_sizes, opts);
+                             });
+  }
   return exchangeParts(parts, c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, parts.group.size, "output"),
                        partsOf(input, input_sizes, parts.group.size, "input"), {output}, {input});
 }
@@ -111,7 +116,12 @@ WorkPtr issueAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, cons
       inputs.size() == static_cast<size_t>(parts.group.size) && outputs.size() == static_cast<size_t>(parts.group.size),
       "lowcomm: all_to_all: expected ", parts.group.size, " inputs and outputs, got ", inputs.size(), " and ",
       outputs.size());
-  if (!takes(parts, inputs, outputs)) return exactAllToAll(parts, outputs, inputs, opts);
+  if (!takes(parts, inputs, outputs)) {
+    checkOutputs(kOp, outputs);
+    return parts.inner.issue(
+        {c10d::OpType::ALLTOALL, kOp, inputs, outputs, parts.inner.describe(kOp, inputs)},
+        [outputs, inputs, opts](c10d::Backend& inner) mutable { return inner.alltoall(outputs, inputs, opts); });
+  }
   return exchangeParts(parts, c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
 }
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "backend/gloo_transport.h"
+#include "backend/store_rendezvous.h"
 #include "base/error.h"
 #include "engine/handshake.h"
 #include "tensor/errors.h"
@@ -31,10 +31,8 @@ KeyValues greeting(const Settings& settings) {
       {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)},
       {"connections", settings.connectionsText()},
-      {"ring_from", std::to_string(settings.ring_from)},
       {"secret", settings.secret ? "yes" : "no"},
-      {"transport", settings.transport},
-      {"nccl", settings.ncclText()},  // behind what it follows
+      {"nccl", settings.nccl ? "1" : "0"},
   };
   return description;
 }
@@ -46,7 +44,6 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
   config.epoch = epoch;
   config.chunk_bytes = settings.chunk_bytes;
   config.connections = settings.turns();
-  config.ring_from = static_cast<int>(std::min<uint64_t>(settings.ring_from, INT_MAX));
   config.timeout = group.options->timeout;
   config.flight_record = settings.flight_record;
   if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;
@@ -55,16 +52,15 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
 
 }  // namespace
 
-LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options,
-                               InnerMakers make)
+LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeNccl make)
     : BackendOps(rank, size, std::move(options), store, make), make_(std::move(make)) {
   Group& group = parts_.group;
   StoreRendezvous rendezvous(store);
   std::shared_ptr<tcp::Endpoint> endpoint;  // until the transport has it; what is wrong with it, peers are told
   try {
     group.resolve();
-    if (group.settings().transport == "tcp") endpoint = tcp::Endpoint::shared();
-    if (group.settings().nccl == true && !parts_.backends.device()) {
+    endpoint = tcp::Endpoint::shared();
+    if (group.settings().nccl && !parts_.backend.get()) {
       throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
     }
     static std::atomic<uint64_t> groups{0};
@@ -74,15 +70,9 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
   const Settings settings = group.settings();
-  const auto ncclOf = [](int r) { return "lowcomm/nccl/" + std::to_string(r); };
-  if (!settings.nccl) rendezvous.set(ncclOf(rank), make_.has_nccl ? "yes" : "no");
   const uint32_t epoch =
       translated([&] { return handshake(rendezvous, rank, size, greeting(settings), group.options->timeout); });
-  for (int peer = 0; !settings.nccl && make_.has_nccl && peer < size; ++peer) {
-    if (rendezvous.get(ncclOf(peer)) == "no") parts_.backends.leaveOutNccl(peer);
-  }
   NoPythonObjects guard;
-  parts_.backends.openHost();
   // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
   group.open({new Engine(connect(rendezvous), configOf(group, settings, epoch)), UnlessForked()});
   init();
@@ -90,9 +80,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
 
 std::unique_ptr<Transport> LowcommBackend::connect(StoreRendezvous& rendezvous) {
   const Group& group = parts_.group;
-  const Settings settings = group.settings();
-  const auto connections = static_cast<int>(settings.connections);
-  if (!group.carriesAll()) return connectGloo(rendezvous, rank_, size_, group.options, settings.turns(), make_.gloo);
+  const auto connections = static_cast<int>(group.settings().connections);
   std::unique_ptr<Transport> transport;
   translated([&] {
     try {
@@ -121,7 +109,7 @@ void LowcommBackend::release() {
   blocking([&] {
     if (group.isHere()) group.callbacks->stop();
     group.close();
-    parts_.backends.close();
+    parts_.backend.close();
   });
   leaveRegistry();
 }
@@ -143,13 +131,13 @@ void LowcommBackend::breakOff() {
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
   translated([&] { checkTimeout(timeout); });
   parts_.group.options->timeout = timeout;
-  parts_.backends.eachMade([&](c10d::Backend& inner) { inner.setTimeout(timeout); });
+  if (BackendPtr inner = parts_.backend.ifMade()) inner->setTimeout(timeout);
   if (Engine* engine = parts_.group.running()) engine->setTimeout(timeout);
 }
 
 void LowcommBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  parts_.backends.eachMade([&](c10d::Backend& inner) { inner.setGroupUid(uid); });
+  if (BackendPtr inner = parts_.backend.ifMade()) inner->setGroupUid(uid);
 }
 
 BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -194,38 +182,38 @@ c10::intrusive_ptr<Options> LowcommBackend::childOptions(
 
 void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  if (BackendPtr inner = parts_.backends.device()) inner->eagerConnectSingleDevice(device);
+  if (BackendPtr inner = parts_.backend.get()) inner->eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType LowcommBackend::getError() {
-  if (BackendPtr device = parts_.backends.deviceIfMade()) return device->getError();
+  if (BackendPtr inner = parts_.backend.ifMade()) return inner->getError();
   Engine* engine = parts_.group.running();
   return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-// The following calls go to an inner backend; without one c10d's own answer reports that none exists.
+// The following calls go to the inner backend; without one c10d's own answer reports that none exists.
 std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
-  const BackendPtr inner = parts_.backends.deviceOrHost();
+  const BackendPtr inner = parts_.backend.get();
   return inner ? inner->getMemAllocator() : c10d::Backend::getMemAllocator();
 }
 
 at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
-  const BackendPtr inner = options.device().is_cpu() ? parts_.backends.host() : parts_.backends.deviceOrHost();
+  const BackendPtr inner = options.device().is_cpu() ? nullptr : parts_.backend.get();
   return inner ? inner->allocateTensor(size, options) : c10d::Backend::allocateTensor(size, options);
 }
 
 bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  BackendPtr inner = parts_.backends.device();
+  const BackendPtr inner = parts_.backend.get();
   return inner && inner->supportsTensorAlloc(device);
 }
 
 void LowcommBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  const BackendPtr inner = parts_.backends.deviceOrHost();
+  const BackendPtr inner = parts_.backend.get();
   inner ? inner->registerOnCompletionHook(std::move(hook)) : c10d::Backend::registerOnCompletionHook(std::move(hook));
 }
 
 void LowcommBackend::enableCollectivesTiming() {
-  const BackendPtr inner = parts_.backends.deviceOrHost();
+  const BackendPtr inner = parts_.backend.get();
   inner ? inner->enableCollectivesTiming() : c10d::Backend::enableCollectivesTiming();
 }
 
@@ -233,14 +221,14 @@ void LowcommBackend::abort() {
   if (Engine* engine = parts_.group.running(/*stop=*/true))
     blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
   if (!parts_.group.isHere()) return;
-  parts_.backends.eachMade([](c10d::Backend& inner) { inner.abort(); });
+  if (BackendPtr inner = parts_.backend.ifMade()) inner->abort();
 }
 
 void LowcommBackend::shutdown() {
   parts_.group.stop();
   leaveRegistry();
   if (!parts_.group.isHere()) return;
-  parts_.backends.eachMade([](c10d::Backend& inner) { inner.shutdown(); });
+  if (BackendPtr inner = parts_.backend.ifMade()) inner->shutdown();
 }
 
 std::string LowcommBackend::flightRecord() {
@@ -272,7 +260,7 @@ Registry& registry() {
 }  // namespace
 
 c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int rank, int size,
-                                                          c10::intrusive_ptr<Options> options, InnerMakers make) {
+                                                          c10::intrusive_ptr<Options> options, MakeNccl make) {
   auto made = c10::make_intrusive<LowcommBackend>(std::move(store), rank, size, std::move(options), std::move(make));
   Registry::Entry entry{made.get(), Weak(made)};
   std::lock_guard<std::mutex> lock(registry().mutex);

@@ -15,15 +15,14 @@
 
 namespace lowcomm {
 
-// c10d's ops of a group. all_gather and reduce_scatter on host tensors are lowcomm's own exchange; all_reduce,
-// all_to_all, broadcast, gather and messages are where the policy names them. Own ops are encoded or exact, tensor by
-// tensor, and ranks that decide differently meet on one lane and receive an error. All else goes to the inner backend
-// of the tensor's device unchanged. An op's code is in the file named after the op (overrides.cpp leads there), its
-// objects in group_parts.h.
+// c10d's ops of a group. Ops of host tensors are lowcomm's own, encoded or exact, tensor by tensor; ranks that decide
+// differently meet on one lane and receive an error. CUDA tensors that the policy does not name go to the inner backend
+// where the group has one. An op's code is in the file named after the op (overrides.cpp leads there), its objects in
+// group_parts.h.
 //
-// Threads: as any c10d backend, one caller at a time. Own collectives, and ops of gloo that ranks compare first, run on
-// the engine's worker, in order of issue; barrier and shutdown drain it first. Own messages are sent and posted by the
-// caller and finished by the thread that waits.
+// Threads: as any c10d backend, one caller at a time. Collectives run on the engine's worker, in order of issue;
+// barrier and shutdown drain it first. Messages are sent and posted by the caller and finished by the thread that
+// waits.
 class BackendOps : public c10d::Backend {
  public:
   using Options = lowcomm::Options;  // not the base's
@@ -71,7 +70,7 @@ class BackendOps : public c10d::Backend {
   const Group& group() const { return parts_.group; }
 
  protected:
-  BackendOps(int rank, int size, c10::intrusive_ptr<Options> options, StorePtr store, InnerMakers make)
+  BackendOps(int rank, int size, c10::intrusive_ptr<Options> options, StorePtr store, MakeNccl make)
       : c10d::Backend(rank, size), parts_(*this, std::move(options), std::move(store), std::move(make)) {}
 
   GroupParts parts_;
@@ -84,8 +83,8 @@ class LowcommBackend : public BackendOps {
   // Collective over the group: ranks compare their options through the store, then connect. DistBackendError when ranks
   // differ or do not show up, ValueError for this rank's options.
   static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
-                                                   c10::intrusive_ptr<Options> options, InnerMakers make);
-  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, InnerMakers make);
+                                                   c10::intrusive_ptr<Options> options, MakeNccl make);
+  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeNccl make);
   ~LowcommBackend() override;
 
   // Releases everything. c10 calls this when the last strong reference goes; the destructor, which does the same, runs
@@ -129,7 +128,7 @@ class LowcommBackend : public BackendOps {
   void release();
   void leaveRegistry();
 
-  const InnerMakers make_;
+  const MakeNccl make_;
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

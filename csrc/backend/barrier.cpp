@@ -3,14 +3,12 @@
 #include <utility>
 
 #include "backend/collectives.h"
-#include "backend/exact.h"
 #include "collective/collectives.h"
 #include "tensor/op_buffers.h"
 
 namespace lowcomm {
 
-WorkPtr issueBarrier(GroupParts& parts, const c10d::BarrierOptions& opts) {
-  if (!parts.group.carriesAll()) return exactBarrier(parts, opts);
+WorkPtr issueBarrier(GroupParts& parts) {
   parts.group.expectLiving("barrier");
   // Behind all ops of the queue, as it is one of them. Not behind exact ops that NCCL carries: their streams order
   // those, and ProcessGroupNCCL::waitForPendingWorks() looks every 100 ms.
@@ -22,7 +20,6 @@ WorkPtr issueBarrier(GroupParts& parts, const c10d::BarrierOptions& opts) {
 }
 
 void runMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  if (!parts.group.carriesAll()) return exactMonitoredBarrier(parts, opts, wait_all_ranks);
   constexpr const char* kOp = "monitored_barrier";
   parts.blocks.startPutOff();
   parts.inner.waitForAll();

@@ -25,7 +25,7 @@ struct Coalescing::Block {
   uint64_t started = 0;           // the last number of what was started, in the block or before it
 };
 
-Coalescing::Coalescing(Group& group, InnerBackends& inner) : group_(group), inner_(inner) {}
+Coalescing::Coalescing(Group& group, InnerBackend& inner) : group_(group), inner_(inner) {}
 
 Coalescing::~Coalescing() = default;
 
@@ -172,7 +172,7 @@ void Coalescing::startAll(Block& block) {
   // NCCL starts grouped ops together, so their order does not matter to it.
   const bool devices = std::any_of(block.messages.begin(), block.messages.end(),
                                    [](const Block::MessageEntry& p) { return p.message.device; });
-  const BackendPtr grouped = devices ? inner_.device() : nullptr;
+  const BackendPtr grouped = devices ? inner_.get() : nullptr;
   if (grouped) grouped->startCoalescing();
   std::exception_ptr error;
   try {

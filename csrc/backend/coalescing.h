@@ -31,7 +31,7 @@ class Coalescing {
   };
 
   // Both outlive this.
-  Coalescing(Group& group, InnerBackends& inner);
+  Coalescing(Group& group, InnerBackend& inner);
   ~Coalescing();
 
   bool open() const { return block_ != nullptr; }
@@ -71,7 +71,7 @@ class Coalescing {
   c10::intrusive_ptr<GroupWork> standIn(c10d::OpType op, std::function<WorkPtr()> start);
 
   Group& group_;
-  InnerBackends& inner_;
+  InnerBackend& inner_;
   std::shared_ptr<Block> block_;  // not null inside a block
 };
 

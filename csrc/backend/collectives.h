@@ -13,10 +13,10 @@
 
 namespace lowcomm {
 
-// The collectives that lowcomm carries itself, with transport="gloo" all_gather, reduce_scatter and what the policy
-// names (OpIssuer::carries). Each checks its arguments, chooses codecs, takes the op's number and submits it; tensors,
-// reductions and types that it does not take go to the inner backend (exact.h). Arguments and
-// results are c10d's. ValueError or TypeError before anything is sent. All are called inside Coalescing::run().
+// The collectives of c10d. Each checks its arguments, chooses codecs, takes the op's number and submits it. CUDA
+// tensors that the policy does not name go to the inner backend where the group has one; what nothing carries is
+// refused (InnerOps). Arguments and results are c10d's. ValueError, TypeError or NotImplementedError before anything is
+// sent. All are called inside Coalescing::run().
 
 // ---- all_gather in every form of c10d (all_gather.cpp) ----
 WorkPtr issueAllGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
@@ -44,7 +44,7 @@ WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors
 WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,
                                  const Layout& layout, const c10d::ReduceOp& op, Counter counter);
 
-// ---- all_reduce where the policy names it (all_reduce.cpp) ----
+// ---- all_reduce (all_reduce.cpp) ----
 WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
 WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
 // all_reduce of one dense tensor by a codec that the caller names, regardless of the policy, min_bytes and lc.exact();
@@ -80,7 +80,7 @@ WorkPtr issueScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& 
                      const c10d::ScatterOptions& opts);
 
 // ---- barriers (barrier.cpp) ----
-WorkPtr issueBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
+WorkPtr issueBarrier(GroupParts& parts);
 // Blocks until all ranks are there; a rank that does not come is a fault of the group.
 void runMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
 
@@ -100,8 +100,8 @@ void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, 
 void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                   const std::string& error);
 
-// send and recv: on lowcomm's own lane, encoded or exact, where it carries `p2p` (OpIssuer::carries); else served by
-// the inner backend. Messages of lowcomm's own are sent and posted by the caller and finished by the thread that waits.
+// send and recv: on lowcomm's own lane, encoded or exact, or served by the inner backend (as collectives). Messages of
+// lowcomm's own are sent and posted by the caller and finished by the thread that waits.
 class PointToPoint {
  public:
   // `parts` outlive this.
@@ -110,7 +110,6 @@ class PointToPoint {
   // Arguments and results are c10d's. Called inside Coalescing::run().
   WorkPtr send(Tensors& tensors, int to, int tag);
   WorkPtr recv(Tensors& tensors, int from, int tag);
-  // ValueError where the policy names p2p over gloo: the sender must be named.
   WorkPtr recvAnysource(Tensors& tensors, int tag);
 
  private:

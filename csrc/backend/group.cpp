@@ -95,63 +95,46 @@ std::function<BackendPtr()> Group::living(const char* op) const {
   };
 }
 
-InnerBackends::InnerBackends(Group& group, StorePtr store, InnerMakers make)
+InnerBackend::InnerBackend(Group& group, StorePtr store, MakeNccl make)
     : group_(group), store_(std::move(store)), make_(std::move(make)) {}
 
-StorePtr InnerBackends::keys(const char* prefix) const {
-  return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
-}
-
-void InnerBackends::openHost() {
-  if (group_.carriesAll()) return;
-  host_ = make_.gloo(keys("host"), group_.rank, group_.size, group_.options, std::nullopt);
-}
-
-void InnerBackends::close() {
-  BackendPtr device;       // goes after the lock
-  if (!group_.isHere()) {  // their threads are elsewhere
-    host_.release();
-    device_.release();
+void InnerBackend::close() {
+  BackendPtr made;         // destroyed after the lock
+  if (!group_.isHere()) {  // its threads are in the process that forked this one
+    backend_.release();
     return;
   }
-  host_.reset();
   store_.reset();
   std::lock_guard<std::mutex> lock(mutex_);
   asked_ = true;
-  device.swap(device_);
+  made.swap(backend_);
 }
 
-BackendPtr InnerBackends::device() {
+BackendPtr InnerBackend::get() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (asked_) return device_;
+    if (asked_) return backend_;
   }
   // Without the lock: the maker takes the interpreter's, which the thread that asks for this one may hold.
   BackendPtr made;
-  if (group_.settings().nccl != false && !rank_without_nccl_) {
+  if (group_.settings().nccl) {
     NoPythonObjects guard;
-    made = make_.nccl(keys("device"), group_.rank, group_.size, group_.options);
+    made = make_(c10::make_intrusive<c10d::PrefixStore>("device", store_), group_.rank, group_.size, group_.options);
     if (made && !group_.uid().empty()) made->setGroupUid(group_.uid());
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!asked_) device_ = made;  // else another thread was faster, and its own may be in use
+  if (!asked_) backend_ = made;  // else another thread was faster, and its own may be in use
   asked_ = true;
-  return device_;
+  return backend_;
 }
 
-BackendPtr InnerBackends::deviceIfMade() const {
+BackendPtr InnerBackend::ifMade() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return device_;
+  return backend_;
 }
 
-BackendPtr InnerBackends::of(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device().is_cpu()) return host_;
-  return deviceOrHost();
-}
-
-BackendPtr InnerBackends::deviceOrHost() {
-  BackendPtr device = this->device();
-  return device ? device : host_;
+BackendPtr InnerBackend::of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_cuda() ? get() : nullptr;
 }
 
 namespace {

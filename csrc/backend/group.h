@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "backend/gloo_transport.h"
 #include "backend/options.h"
 #include "backend/stats.h"
+#include "backend/store_rendezvous.h"
 #include "backend/work.h"
 #include "base/process.h"
 #include "engine/engine.h"
@@ -45,9 +45,6 @@ class Group {
   // The policy's codec for an op; nothing where it does not name the op.
   std::optional<CodecSpec> policyCodec(const std::string& op) const;
   uint64_t minBytes() const { return settings_.min_bytes; }  // never changes
-
-  // Whether lowcomm's own transport carries every op of host tensors: no group of gloo is made. Never changes.
-  bool carriesAll() const { return settings_.transport == "tcp"; }
 
   // Counts a call that runs exact although the policy names it, and logs it (INFO) the first time for this reason.
   void noteExact(const std::string& op, const std::string& because);
@@ -101,66 +98,33 @@ class Group {
 using MakeNccl =
     std::function<BackendPtr(const StorePtr&, int rank, int size, const c10::intrusive_ptr<Options>& options)>;
 
-// How process groups of torch's are made; Python gives both.
-struct InnerMakers {
-  MakeGloo gloo;
-  MakeNccl nccl;
-  bool has_nccl = false;  // whether `nccl` makes one here
-};
-
-// The backends that serve the ops which lowcomm does not: one for host tensors, gloo, where lowcomm's own transport
-// does not carry all of them, and one for CUDA tensors, NCCL, where there is one. Thread-safe, but openHost() and
-// close().
-class InnerBackends {
+// The inner backend, which serves exact ops of CUDA tensors in a group with `nccl`: a ProcessGroupNCCL. Each rank makes
+// it when it meets its first CUDA tensor: the constructor does not communicate, and a process without CUDA tensors must
+// neither wake the CUDA driver nor end with its threads. Thread-safe, except close().
+class InnerBackend {
  public:
   // `group` outlives this.
-  InnerBackends(Group& group, StorePtr store, InnerMakers make);
+  InnerBackend(Group& group, StorePtr store, MakeNccl make);
 
-  // Collective: gloo connects all ranks. Nothing where Group::carriesAll().
-  void openHost();
-
-  // Lets go of both.
+  // Releases it. Call it when no op can be in progress any more.
   void close();
 
-  // NCCL would wait for a rank that has none: no rank of the group uses it where the option leaves it open.
-  void leaveOutNccl(int rank_without) { rank_without_nccl_ = rank_without; }
-  std::optional<int> rankWithoutNccl() const { return rank_without_nccl_; }
+  // The backend, or null without `nccl` or where there is none.
+  BackendPtr get();
 
-  // The backend of host tensors; null if there is no such backend.
-  const BackendPtr& host() const { return host_; }
+  // get() if it has been made already; otherwise null.
+  BackendPtr ifMade() const;
 
-  // The backend of CUDA tensors, or null without one. Each rank creates it by itself when it meets the first CUDA
-  // tensor: its constructor does not communicate, and a process without CUDA tensors must neither wake the CUDA driver
-  // nor end with its threads.
-  BackendPtr device();
-
-  // device() if it has been created already; otherwise null.
-  BackendPtr deviceIfMade() const;
-
-  // The backend of a tensor's device, or null.
+  // The backend that serves exact ops of a tensor, or null: lowcomm carries them.
   BackendPtr of(const at::Tensor& tensor);
 
-  // That of CUDA tensors where there is one, else the host's.
-  BackendPtr deviceOrHost();
-
-  // Calls `f` with each that there is.
-  template <class F>
-  void eachMade(F&& f) const {
-    if (host_) f(*host_);
-    if (const BackendPtr device = deviceIfMade()) f(*device);
-  }
-
  private:
-  StorePtr keys(const char* prefix) const;  // the store, for one backend
-
   Group& group_;
   StorePtr store_;
-  const InnerMakers make_;
-  std::optional<int> rank_without_nccl_;
-  BackendPtr host_;
+  const MakeNccl make_;
   mutable std::mutex mutex_;
-  bool asked_ = false;  // whether `device_` is what there is
-  BackendPtr device_;   // null: there is none, or nobody has needed it yet
+  bool asked_ = false;  // whether `backend_` is what there is
+  BackendPtr backend_;  // null: there is none, or no op has needed it yet
 };
 
 }  // namespace lowcomm

@@ -13,16 +13,16 @@ namespace lowcomm {
 // The objects with which the ops of one group are issued. Its LowcommBackend owns them.
 struct GroupParts {
   // `owner` is that backend.
-  GroupParts(c10d::Backend& owner, c10::intrusive_ptr<Options> options, StorePtr store, InnerMakers make)
-      : group(owner, std::move(options)), backends(group, std::move(store), std::move(make)) {}
+  GroupParts(c10d::Backend& owner, c10::intrusive_ptr<Options> options, StorePtr store, MakeNccl make)
+      : group(owner, std::move(options)), backend(group, std::move(store), std::move(make)) {}
 
   Group group;
-  InnerBackends backends;
+  InnerBackend backend;
   DrawCounter draws{group};
   CodecChooser codecs{group};
-  Coalescing blocks{group, backends};
-  OpIssuer issuer{group, backends, codecs, blocks};
-  InnerOps inner{group, backends, codecs, blocks, issuer};
+  Coalescing blocks{group, backend};
+  OpIssuer issuer{group, backend, codecs, blocks};
+  InnerOps inner{group, backend, codecs, blocks, issuer};
 };
 
 }  // namespace lowcomm

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,9 +15,8 @@
 
 namespace lowcomm {
 
-// Hands ops to the inner backend of their tensors: those without a schedule of lowcomm's own, and those that travel
-// exact. They run on the calling thread, or on the engine's worker where ranks compare the op first or another such op
-// is queued, for gloo numbers collectives by order of issue.
+// Hands ops to the inner backend of their tensors: exact ops of CUDA tensors in a group with NCCL. What neither lowcomm
+// nor an inner backend carries is refused here.
 //
 // Threads: one caller at a time, as any c10d backend.
 class InnerOps {
@@ -32,7 +29,6 @@ class InnerOps {
     const char* name;
     Tensors tensors, outputs;
     std::optional<KeyValues> description = {};  // what all ranks compare before the inner backend is called
-    std::function<void()> finish = {};          // once it has succeeded; may be empty
     bool collective = true;
     std::string detail = {};  // for errors
     // Set by issue():
@@ -41,37 +37,31 @@ class InnerOps {
   };
 
   // All of them outlive this.
-  InnerOps(Group& group, InnerBackends& backends, const CodecChooser& codecs, Coalescing& blocks, OpIssuer& issuer);
+  InnerOps(Group& group, InnerBackend& backend, const CodecChooser& codecs, Coalescing& blocks, OpIssuer& issuer);
 
   // Passes the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
   // NotImplementedError if no inner backend takes its tensors.
   WorkPtr issue(Op op, Call call);
 
   // The fields that ranks compare for an op that the policy names and the inner backend carries, with `more` before the
-  // codec; empty if the policy does not name it. Such ops are sparse tensors, or reductions and types for which lowcomm
-  // has no loop. Without the comparison another rank could code the same op on lowcomm's lane and wait there alone.
+  // codec; empty if the policy does not name it. Such ops are reductions and types for which lowcomm has no loop.
+  // Without the comparison another rank could code the same op on lowcomm's lane and wait there alone.
   std::optional<KeyValues> describe(const std::string& op, const Tensors& tensors,
                                     const std::vector<std::pair<std::string, std::string>>& more = {}) const;
 
-  // The account of an op. `progress`: its entry in the flight record, where it has one.
-  InnerOpAccount accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
-                           std::shared_ptr<OpProgress> progress = nullptr) const;
-
-  // Returns when all ops of the group have ended, those that the engine runs and those of a device's backend.
+  // Returns when all ops of the group have ended, those that the engine runs and those of the inner backend.
   void waitForAll();
 
  private:
   [[noreturn]] void refuse(const Op& op) const;
   WorkPtr serve(const Op& op, const Call& call);
-  WorkPtr serveOnWorker(const Op& op, const Call& call);
-  void runOnWorker(const Op& op, const Call& call, OpContext& context);
+  InnerOpAccount accountOf(const Op& op) const;
 
   Group& group_;
-  InnerBackends& backends_;
+  InnerBackend& backend_;
   const CodecChooser& codecs_;
   Coalescing& blocks_;
   OpIssuer& issuer_;
-  std::atomic<int> queued_{0};  // ops that wait for their turn on the worker
 };
 
 }  // namespace lowcomm

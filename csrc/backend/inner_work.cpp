@@ -13,20 +13,6 @@
 #include "tensor/python_state.h"
 
 namespace lowcomm {
-namespace {
-
-std::function<void()> abortOf(const WorkPtr& inner) {
-  return [inner] {
-    try {
-      inner->abort();
-    } catch (const std::exception&) {
-      // One that is done, or that has no abort of its own.
-    }
-  };
-}
-
-}  // namespace
-
 std::string InnerOpAccount::story() const {
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   char seconds[32];
@@ -38,7 +24,7 @@ void InnerOpAccount::succeeded() const {
   if (progress) progress->update([](OpProgress::State& state) { state.end(""); });
 }
 
-std::exception_ptr InnerOpAccount::failed(std::exception_ptr error, bool always) const {
+std::exception_ptr InnerOpAccount::failed(std::exception_ptr error) const {
   if (!error) return error;
   const auto living = engine.lock();
   const auto end = [this](const std::string& why) {
@@ -47,7 +33,7 @@ std::exception_ptr InnerOpAccount::failed(std::exception_ptr error, bool always)
   const auto told = asInnerError(error, story(), [&](const std::string& message, bool fault) -> std::string {
     if (!living) return "";
     if (progress && progress->over()) return living->record().named();
-    if (fault || always) return living->fault(message, sequence, progress);
+    if (fault) return living->fault(message, sequence, progress);
     end(message);
     return living->record().write(message);
   });
@@ -55,174 +41,47 @@ std::exception_ptr InnerOpAccount::failed(std::exception_ptr error, bool always)
   return told;
 }
 
-InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs,
-                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish, bool on_host)
+InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs)
     : c10d::Work(rank, type),
-      on_host_(on_host),
-      outcome_(std::make_shared<Outcome>()),
       inner_(std::move(inner)),
+      op_(std::move(op)),
       sequence_(sequence),
-      outputs_(std::move(outputs)),
-      threads_(std::move(threads)) {
-  outcome_->inner = inner_;
-  outcome_->op = std::move(op);
-  outcome_->once = c10d::isP2POp(type);
-  outcome_->finish = std::move(finish);
-}
+      outputs_(std::move(outputs)) {}
 
 bool InnerWork::isCompleted() {
   if (!inner_->isCompleted()) return false;
-  if (!inner_->exception()) outcome_->succeed();
+  if (!inner_->exception()) op_.succeeded();
   return true;
 }
 
 // Not by the inner Work's own isSuccess(), which WorkNCCL throws from.
 bool InnerWork::isSuccess() const {
   if (!inner_->isCompleted() || inner_->exception()) return false;
-  outcome_->succeed();
+  op_.succeeded();
   return true;
-}
-
-void InnerWork::synchronize() {
-  inner_->synchronize();
-  if (outcome_->finish && inner_->isCompleted() && !inner_->exception()) outcome_->succeed();
 }
 
 std::exception_ptr InnerWork::exception() const {
   std::exception_ptr error;
-  blocking([&] { error = outcome_->op.failed(inner_->exception()); });  // which may end the group, and tell its peers
+  blocking([&] { error = op_.failed(inner_->exception()); });  // which may end the group, and tell its peers
   return error;
-}
-
-std::vector<at::Tensor> InnerWork::result() {
-  if (!outputs_.empty()) return outputs_;
-  try {
-    return inner_->result();
-  } catch (const c10::Error&) {
-    return outputs_;  // gloo's point-to-point Works have none
-  }
-}
-
-bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
-  if (once) lock.lock();
-  if (!settled) {
-    std::exception_ptr failed;
-    bool waited = false;
-    try {
-      waited = inner->wait(timeout);
-    } catch (...) {
-      // A time-out of the wait's own: the op goes on, and what becomes of it is told when it is known.
-      const bool goes_on = !once && !inner->isCompleted();
-      failed = goes_on ? asInnerError(std::current_exception(), op.story()) : op.failed(std::current_exception());
-    }
-    if (!once) {
-      if (failed) std::rethrow_exception(failed);
-      if (waited) succeed();
-      return waited;
-    }
-    settled = true;
-    whole = waited;
-    error = failed;
-  }
-  if (error) std::rethrow_exception(error);
-  if (whole) succeed();
-  return whole;
 }
 
 bool InnerWork::wait(std::chrono::milliseconds timeout) {
   bool whole = false;
-  blocking([&] { whole = on_host_ && handlesSignals() ? settleBeside(timeout) : outcome_->settle(timeout); });
+  std::exception_ptr error;
+  blocking([&] {
+    try {
+      whole = inner_->wait(timeout);
+    } catch (...) {
+      // A time-out of the wait's own: the op goes on, and what becomes of it is told when it is known.
+      const bool goes_on = !inner_->isCompleted();
+      error = goes_on ? asInnerError(std::current_exception(), op_.story()) : op_.failed(std::current_exception());
+    }
+  });
+  if (error) std::rethrow_exception(error);
+  if (whole) op_.succeeded();
   return whole;
-}
-
-// On a callback thread, while handlers of signals run on this one. Waits for gloo's Works are not to be cut short and
-// begun again: some may be waited for once, some throw their error once.
-bool InnerWork::settleBeside(std::chrono::milliseconds timeout) {
-  constexpr int kGlances = 100;  // of an op that is about to end
-  for (int i = 0; i < kGlances; ++i) {
-    if (inner_->isCompleted()) return outcome_->settle(timeout);
-    std::this_thread::yield();
-  }
-  const auto settled = std::make_shared<std::promise<bool>>();
-  auto whole = settled->get_future();
-  threads_->run(
-      [outcome = outcome_, settled, timeout] {
-        try {
-          settled->set_value(outcome->settle(timeout));
-        } catch (...) {
-          settled->set_exception(std::current_exception());
-        }
-      },
-      abortOf(inner_));
-  bool interrupted = false;
-  waitWithSignals(
-      kNoTimeout,
-      [&](std::chrono::milliseconds patience) {
-        return interrupted || whole.wait_for(patience) == std::future_status::ready;
-      },
-      [&](const std::string& name) {
-        const std::string why = outcome_->op.what + ": " + name + " in its wait";
-        outcome_->op.failed(std::make_exception_ptr(PeerError(why)), /*always=*/true);
-        interrupted = true;
-        abortOf(inner_)();
-      });
-  return whole.get();
-}
-
-FuturePtr InnerWork::getFuture() {
-  std::lock_guard<std::mutex> lock(future_mutex_);
-  if (future_) return future_;
-  FuturePtr inner;
-  try {
-    inner = inner_->getFuture();
-  } catch (const c10::Error&) {
-    // None of its own: one is made below.
-  }
-  if (inner && !inner->devices().empty()) {
-    future_ = inner;  // a device's carries its stream order
-  } else if (inner) {
-    // Gloo's future of a device's tensors does not wait for its copies to them; its synchronize() does.
-    std::vector<c10::Device> devices;
-    if (!outputs_.empty() && !outputs_[0].device().is_cpu()) devices.push_back(outputs_[0].device());
-    // The caller's error, and the caller's tensors, for which others stood in. Told by a callback thread, for which
-    // the process waits before it ends: the inner backend's would be unwound with a Python callback in its hands.
-    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType(), devices);
-    inner->addCallback([threads = threads_, expected = threads_->expect(), outcome = outcome_, outputs = outputs_,
-                        devices, future = future_](c10::ivalue::Future& done) mutable {
-      auto value = done.hasError() ? c10::IValue() : outputs.empty() ? done.value() : c10::IValue(std::move(outputs));
-      auto error = done.exception_ptr();
-      auto tell = [outcome = std::move(outcome), future = std::move(future), value = std::move(value), devices, error] {
-        try {
-          if (error) std::rethrow_exception(outcome->op.failed(error));
-          for (const c10::Device& device : devices) {
-            DeviceQueue::occupy(device);
-            outcome->inner->synchronize();
-          }
-          outcome->succeed();
-          future->markCompleted(value);
-        } catch (...) {
-          future->setErrorIfNeeded(std::current_exception());
-        }
-      };
-      threads->run(std::move(tell));
-      expected.reset();
-    });
-  } else {
-    future_ = tensorListFuture();
-    threads_->run(
-        [outcome = outcome_, future = future_, outputs = outputs_] {
-          try {
-            const bool whole = outcome->settle(kNoTimeout);
-            TORCH_CHECK_WITH(DistBackendError, whole, outcome->op.story(), ": it was aborted");
-            future->markCompleted(c10::IValue(outputs));
-          } catch (...) {
-            future->setErrorIfNeeded(std::current_exception());
-          }
-        },
-        abortOf(inner_));
-  }
-  return future_;
 }
 
 void GroupWork::add(WorkPtr part) {

@@ -22,72 +22,39 @@ struct InnerOpAccount {
 
   std::string story() const;  // with the time elapsed
 
-  // The inner backend's error as lowcomm's (asInnerError). A fault of a peer or the network ends the group, for gloo
-  // has closed its connections; `always`: any error is one. Of others the first writes the flight record, which is
-  // named at the message's end either way.
-  std::exception_ptr failed(std::exception_ptr error, bool always = false) const;
+  // The inner backend's error as lowcomm's (asInnerError). A fault of a peer or the network ends the group. Of others
+  // the first writes the flight record, which is named at the message's end either way.
+  std::exception_ptr failed(std::exception_ptr error) const;
 
   // For the flight record: it ended well.
   void succeeded() const;
 };
 
-// An op the inner backend serves. Everything is the inner Work's, but its errors carry lowcomm's account of the op, its
-// sequence number is the group's, and a future exists where gloo has none (point to point).
+// An op that the inner backend serves. Everything is the inner Work's, but its errors carry lowcomm's account of the
+// op, and its sequence number is the group's.
 class InnerWork : public c10d::Work {
  public:
-  // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told. `on_host`: gloo's,
-  // whose wait() waits for peers; NCCL's waits for a stream.
-  InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs,
-            std::shared_ptr<CallbackThreads> threads, std::function<void()> finish, bool on_host);
+  InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs);
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   int sourceRank() const override { return inner_->sourceRank(); }
-  std::vector<at::Tensor> result() override;
-  void synchronize() override;
-  // Handlers of signals run while it waits for peers: throws what one raised, which ends the group.
+  std::vector<at::Tensor> result() override { return outputs_.empty() ? inner_->result() : outputs_; }
+  void synchronize() override { inner_->synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override;
   void blockCurrentStream() override { inner_->blockCurrentStream(); }
   void abort() override { inner_->abort(); }
-  FuturePtr getFuture() override;
+  FuturePtr getFuture() override { return inner_->getFuture(); }
   FuturePtr getFutureResult() override { return inner_->getFutureResult(); }
   float getDuration() const override { return inner_->getDuration(); }
   uint64_t getSequencenumber() const override { return sequence_; }
 
-  // The inner Work and the outcome of waiting for it. Gloo's point-to-point Works can be waited for once only (a second
-  // wait would block until its time-out), so theirs is kept, and shared with the thread that completes a future.
-  struct Outcome {
-    WorkPtr inner;
-    InnerOpAccount op;
-    bool once = false;
-    std::function<void()> finish;
-    std::once_flag finished;
-    void succeed() {
-      op.succeeded();
-      if (!finish) return;
-      std::call_once(finished, [this] {
-        inner->synchronize();  // of a device: `finish` comes after what the op wrote
-        finish();
-      });
-    }
-    std::mutex mutex;
-    bool settled = false, whole = false;
-    std::exception_ptr error;
-    bool settle(std::chrono::milliseconds timeout);
-  };
-
  private:
-  bool settleBeside(std::chrono::milliseconds timeout);
-
-  const bool on_host_;
-  std::shared_ptr<Outcome> outcome_;
-  WorkPtr inner_;
-  uint64_t sequence_;
-  Tensors outputs_;
-  std::shared_ptr<CallbackThreads> threads_;
-  std::mutex future_mutex_;
-  FuturePtr future_;
+  const WorkPtr inner_;
+  const InnerOpAccount op_;
+  const uint64_t sequence_;
+  const Tensors outputs_;
 };
 
 // Several Works as one, and the stand-in for an op whose start a coalescing block puts off: parts are added until

@@ -28,13 +28,13 @@ void expectNoCapture(const Group& group, const std::string& op, const at::Tensor
       "'s current one, which captures a CUDA graph: an op that the host takes part in cannot be captured");
 }
 
-OpIssuer::OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks)
+OpIssuer::OpIssuer(Group& group, InnerBackend& inner, const CodecChooser& codecs, Coalescing& blocks)
     : group_(group), inner_(inner), codecs_(codecs), blocks_(blocks) {}
 
 bool OpIssuer::takes(const std::string& op, const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided || tensor.is_quantized()) return false;
   if (tensor.device().is_cpu()) return true;
-  return tensor.device().is_cuda() && (codecs_.names(op) || !inner_.device());
+  return tensor.device().is_cuda() && (codecs_.names(op) || !inner_.get());
 }
 
 DeviceQueue* OpIssuer::queueOf(const std::string& op, const at::Tensor& tensor) {

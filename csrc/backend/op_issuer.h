@@ -33,14 +33,10 @@ void expectNoCapture(const Group& group, const std::string& op, const at::Tensor
 class OpIssuer {
  public:
   // All of them outlive this.
-  OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks);
+  OpIssuer(Group& group, InnerBackend& inner, const CodecChooser& codecs, Coalescing& blocks);
 
-  // Whether lowcomm carries the op itself, coded or exact: the policy names it, or no inner backend serves host
-  // tensors.
-  bool carries(const std::string& op) const { return group_.carriesAll() || codecs_.names(op); }
-
-  // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
-  // missing or may not be used because the policy wants the op coded.
+  // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device in a group without an
+  // inner backend for it, or with a policy that names the op.
   bool takes(const std::string& op, const at::Tensor& tensor) const;
 
   // The queue of the tensor's device; null: on the host. ValueError where a CUDA graph is captured.
@@ -68,7 +64,7 @@ class OpIssuer {
 
  private:
   Group& group_;
-  InnerBackends& inner_;
+  InnerBackend& inner_;
   const CodecChooser& codecs_;
   Coalescing& blocks_;
   std::map<c10::DeviceIndex, DeviceQueue> queues_;

@@ -14,19 +14,14 @@ namespace lowcomm {
 
 namespace {
 
-// Where the environment has a secret (transport/tcp/secret.h), what a group may have: the one place that says so. It
-// turns NCCL off, whose connections nothing encrypts, and notes that there is one.
+// Notes whether the environment has a secret (transport/tcp/secret.h). Throws ValueError for what a group with one may
+// not have: NCCL, whose connections nothing encrypts, or a build without TLS.
 void applySecret(Settings& settings) {
   const auto secret = tcp::Secret::fromEnvironment();
   if (!secret) return;
   if (tcp::tlsLibrary().empty()) throw ValueError(secret->from() + ": " + tcp::kWithoutTls);
-  if (settings.transport != "tcp") {
-    throw ValueError(secret->from() + ": expected transport=\"tcp\" (LOWCOMM_TRANSPORT=tcp), as only its connections " +
-                     "are encrypted, got '" + settings.transport + "'");
-  }
-  if (settings.nccl == true)
+  if (settings.nccl)
     throw ValueError("nccl: expected None or False with " + secret->from() + ", as NCCL encrypts nothing, got True");
-  settings.nccl = false;
   settings.secret = true;
 }
 
@@ -96,22 +91,11 @@ Settings fill(const Options& o, Lookup lookup) {
                                  kMinChunkBytes, kMaxChunkBytes);
   settings.connections =
       integer(lookup, o.connections, "connections", "LOWCOMM_CONNECTIONS", settings.connections, 1, kMostConnections);
-  settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
   settings.encode_on_device = integer(lookup, number(o.encode_on_device), "encode_on_device",
                                       "LOWCOMM_ENCODE_ON_DEVICE", settings.encode_on_device, 0, 1) == 1;
-  const char* text = lookup("LOWCOMM_NCCL");
-  if (o.nccl || (text && !trimmed(text).empty()))
-    settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
-  const std::string named = trimmed(lookup("LOWCOMM_TRANSPORT"));
-  if (o.transport || !named.empty()) settings.transport = o.transport.value_or(named);
-  if (settings.transport != "gloo" && settings.transport != "tcp") {
-    throw ValueError(std::string(o.transport ? "transport" : "LOWCOMM_TRANSPORT") + ": expected gloo or tcp, got '" +
-                     settings.transport + "'");
-  }
-  // NCCL has ports of its own, dials every rank, and ends the process where a connection is lost: no promise of tcp's.
-  if (!settings.nccl && settings.transport == "tcp") settings.nccl = false;
+  settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", settings.nccl, 0, 1) == 1;
   return settings;
 }
 
@@ -143,24 +127,18 @@ void Options::inherit(const Settings& parent) {
   fill(seed, parent.seed);
   fill(chunk_bytes, parent.chunk_bytes);
   if (parent.connections > 0) fill(connections, parent.connections);
-  fill(ring_from, parent.ring_from);
   fill(flight_record, parent.flight_record);
   if (!encode_on_device) encode_on_device = parent.encode_on_device;
   if (!nccl) nccl = parent.nccl;
-  if (!transport) transport = parent.transport;
 }
 
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   auto truth = [](const std::optional<bool>& value) { return value ? (*value ? "True" : "False") : "None"; };
-  const auto quoted = [](const std::optional<std::string>& text) {
-    return text ? "'" + *text + "'" : std::string("None");
-  };
-  return "Options(policy=" + quoted(policy) + ", min_bytes=" + shown(min_bytes) + ", seed=" + shown(seed) +
-         ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
-         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
-         ", encode_on_device=" + truth(encode_on_device) + ", nccl=" + truth(nccl) +
-         ", transport=" + quoted(transport) +
+  return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
+         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
+         ", flight_record=" + shown(flight_record) + ", encode_on_device=" + truth(encode_on_device) +
+         ", nccl=" + truth(nccl) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -51,31 +51,26 @@ struct Settings {
   uint64_t min_bytes = 65536;        // a rank's raw contribution under this stays exact
   uint64_t seed = 0;                 // of stochastic rounding
   uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
-  uint64_t connections = 0;          // to every peer, for bulk; 0: 1, or with "tcp" as many as it needs (connectTcp)
+  uint64_t connections = 0;          // to every peer, for bulk; 0: as many as it needs (connectTcp)
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
-  uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
   bool encode_on_device = false;     // CUDA tensors that are coded are coded where they are; each rank's own affair
-  std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
-  std::string transport = "gloo";    // what carries frames: "gloo", or "tcp" (transport/tcp)
-  bool secret = false;               // whether the environment has one (secret.h)
+  // Whether NCCL serves exact ops of CUDA tensors. It has ports of its own, dials every rank, and ends the process
+  // where a connection is lost.
+  bool nccl = false;
+  bool secret = false;  // whether the environment has one (secret.h)
 
   std::string connectionsText() const { return connections > 0 ? std::to_string(connections) : "auto"; }
 
   // How many connections frames take in turn, as far as there are so many.
-  int turns() const {
-    if (connections > 0) return static_cast<int>(connections);
-    return transport == "tcp" ? tcp::kFarConnections : 1;
-  }
-
-  std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
+  int turns() const { return connections > 0 ? static_cast<int>(connections) : tcp::kFarConnections; }
 };
 
 // Throws ValueError, in milliseconds: a progress deadline of 0 would be none to some and over at once to others.
 void checkTimeout(std::chrono::milliseconds timeout);
 
 // The options that a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
-// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_ENCODE_ON_DEVICE, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_FLIGHT_RECORD,
+// LOWCOMM_ENCODE_ON_DEVICE, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that
 // is made next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the
 // same object to every group, so a group copies it.
 struct Options : c10d::Backend::Options {
@@ -86,11 +81,9 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> seed;
   std::optional<int64_t> chunk_bytes;
   std::optional<int64_t> connections;
-  std::optional<int64_t> ring_from;
   std::optional<int64_t> flight_record;
   std::optional<bool> encode_on_device;
   std::optional<bool> nccl;
-  std::optional<std::string> transport;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   std::string of_group = {};     // the group that has them and filled them in; empty: a caller's
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <tuple>
 
-#include "backend/exact.h"
 #include "backend/stats.h"
 #include "messages/p2p.h"
 #include "tensor/errors.h"
@@ -88,7 +87,6 @@ void PointToPoint::checkExact(c10d::OpType op, const Tensors& tensors, int peer,
 // The op as a message of lowcomm's own, encoded or exact, or null where the inner backend serves it.
 std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType type, const Tensors& tensors, int peer,
                                                                   int tag) {
-  if (!parts_.issuer.carries(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
   const bool named = parts_.codecs.names(kPolicyKey), any = type == c10d::OpType::RECVANYSOURCE;
   parts_.group.expectLiving(name);
@@ -96,9 +94,7 @@ std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType t
     checkExact(type, tensors, peer, tag);
     if (!parts_.issuer.takes(kPolicyKey, tensors[0])) return nullptr;
   }
-  TORCH_CHECK_VALUE(!any || parts_.group.carriesAll(),
-                    "lowcomm: recv under a policy that names p2p: expected a named source, got any");
-  const char* why = named ? " under a policy that names p2p" : " under transport=\"tcp\"";
+  const char* why = named ? " under a policy that names p2p" : "";
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && parts_.issuer.takes(kPolicyKey, tensors[0]),
                     "lowcomm: ", name, why, ": expected one dense tensor, got ", tensors.size(),
                     tensors.size() == 1 ? " of another layout" : "");
@@ -255,17 +251,13 @@ WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int 
     });
   }
   checkExact(op, tensors, peer, tag);
-  const auto copies = hostCopies(parts_, name, tensors, receive ? Touches::writes : Touches::reads);
-  const bool device = !copies && !tensors[0].device().is_cpu();
-  const Tensors used = copies ? copies->tensors : tensors;
-  InnerOps::Op inner{op, name, used, receive ? tensors : Tensors{}};
-  if (copies) inner.finish = copies->finish;
+  InnerOps::Op inner{op, name, tensors, receive ? tensors : Tensors{}};
   inner.collective = false;
   inner.detail = ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer));
-  return parts_.blocks.putOffMessage(op, {receive, device}, [this, living, inner, used, call = std::move(call)] {
+  return parts_.blocks.putOffMessage(op, {receive, /*device=*/true}, [this, living, inner, call = std::move(call)] {
     const BackendPtr held = living();
     return parts_.inner.issue(
-        inner, [used = Tensors(used), call](c10d::Backend& backend) mutable { return call(backend, used); });
+        inner, [used = Tensors(inner.tensors), call](c10d::Backend& backend) mutable { return call(backend, used); });
   });
 }
 

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "backend/collectives.h"
-#include "backend/exact.h"
+#include "backend/reduction.h"
 #include "collective/collectives.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
@@ -83,13 +83,9 @@ WorkPtr scatterMany(GroupParts& parts, c10d::OpType op, Tensors outputs, std::ve
   return parts.issuer.submit({op, kOp, sequence, exact}, flat, results, queue, std::move(buffers));
 }
 
-Tensors real(GroupParts& parts, const Tensors& tensors, const c10d::ReduceOp& op) {
-  return parts.group.carriesAll() ? asReal(tensors, op) : tensors;
-}
-
 // Whether lowcomm reduces it itself; where it does not and a policy named the op, that is said.
 bool takes(GroupParts& parts, const at::Tensor& output, const c10d::ReduceOp& op) {
-  if (parts.issuer.takes(kOp, output) && ownReduction(op, real(parts, {output}, op)[0].scalar_type())) return true;
+  if (parts.issuer.takes(kOp, output) && ownReduction(op, asReal({output}, op)[0].scalar_type())) return true;
   if (parts.codecs.names(kOp))
     parts.group.noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(output.scalar_type()));
   return false;
@@ -113,8 +109,8 @@ WorkPtr issueReduceScatter(GroupParts& parts, Tensors& outputs, std::vector<Tens
   checkSlice(outputs[0], inputs[0][parts.group.rank], outputs[0].numel());
   for (auto& input : inputs[0])
     checkSlice(outputs[0], input, input.numel());  // a rank's slice may be longer or shorter than this one's
-  return scatterMany(parts, c10d::OpType::REDUCE_SCATTER, real(parts, outputs, opts.reduceOp),
-                     {real(parts, inputs[0], opts.reduceOp)}, outputs, opts.reduceOp, nullptr, {});
+  return scatterMany(parts, c10d::OpType::REDUCE_SCATTER, asReal(outputs, opts.reduceOp),
+                     {asReal(inputs[0], opts.reduceOp)}, outputs, opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor& input,
@@ -130,8 +126,8 @@ WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor
                              });
   }
   checkSlice(output, input, output.numel() * parts.group.size);
-  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, real(parts, {output}, opts.reduceOp),
-                     {real(parts, {input}, opts.reduceOp)}, {output}, opts.reduceOp, nullptr, {});
+  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, asReal({output}, opts.reduceOp),
+                     {asReal({input}, opts.reduceOp)}, {output}, opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
@@ -152,9 +148,9 @@ WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors
   std::vector<Tensors> slices;
   for (size_t i = 0; i < outputs.size(); ++i) {
     checkSlice(outputs[i], inputs[i], outputs[i].numel() * parts.group.size);
-    slices.push_back(real(parts, {inputs[i]}, opts.reduceOp));
+    slices.push_back(asReal({inputs[i]}, opts.reduceOp));
   }
-  return scatterMany(parts, c10d::OpType::COALESCED, real(parts, outputs, opts.reduceOp), std::move(slices), outputs,
+  return scatterMany(parts, c10d::OpType::COALESCED, asReal(outputs, opts.reduceOp), std::move(slices), outputs,
                      opts.reduceOp, nullptr, {});
 }
 

@@ -1,9 +1,11 @@
-// broadcast and gather, encoded or exact; reduce and scatter, exact. What lowcomm does not carry is the inner
-// backend's.
+// broadcast and gather, encoded or exact; reduce and scatter, exact. CUDA tensors that no policy names are the inner
+// backend's, where the group has one.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "backend/collectives.h"
-#include "backend/exact.h"
+#include "backend/reduction.h"
 #include "collective/collectives.h"
 #include "collective/summer.h"
 #include "tensor/errors.h"
@@ -23,23 +25,36 @@ int checkedRoot(const char* op, int64_t root, int size) {
 
 WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* kOp = "broadcast";
-  if (!parts.issuer.carries(kOp)) return exactBroadcast(parts, tensors, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
-  // Several tensors in one call are one tensor to c10d, to be written to all of them.
-  if (tensors.size() != 1 || !parts.issuer.takes(kOp, tensors[0])) {
-    if (parts.codecs.names(kOp))
-      parts.group.noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
-    return exactBroadcast(parts, tensors, opts);
+  const auto taken = [&](const at::Tensor& tensor) { return parts.issuer.takes(kOp, tensor); };
+  if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), taken)) {
+    if (parts.codecs.names(kOp)) parts.group.noteExact(kOp, "layout");
+    return parts.inner.issue({c10d::OpType::BROADCAST, kOp, tensors, tensors,
+                              parts.inner.describe(kOp, tensors, {{"root", std::to_string(root)}})},
+                             [tensors, opts](c10d::Backend& inner) mutable { return inner.broadcast(tensors, opts); });
   }
   parts.group.expectLiving(kOp);
-  checkOutput(kOp, tensors[0]);
-  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, tensors);
+  // Of several tensors in one call c10d sends the root's `rootTensor`, and writes it to all of them.
+  const size_t which = root == parts.group.rank ? static_cast<size_t>(opts.rootTensor) : 0;
+  TORCH_CHECK_VALUE(which < tensors.size(), "lowcomm: broadcast: expected a root tensor of 0...", tensors.size() - 1,
+                    ", got ", opts.rootTensor);
+  const at::Tensor& sent = tensors[which];
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.sizes() == sent.sizes() && tensor.options().type_equal(sent.options()),
+                      "lowcomm: broadcast of several tensors: expected ", sent.scalar_type(), sent.sizes(), " on ",
+                      sent.device(), ", got ", tensor.scalar_type(), tensor.sizes(), " on ", tensor.device());
+    checkOutput(kOp, tensor);
+  }
+  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, {sent});
   const bool exact = codecs[0].id == CodecId::none;
   auto buffers = std::make_shared<OpBuffers>();
-  DeviceQueue* queue = parts.issuer.queueOf(kOp, tensors[0]);
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, sent);
   buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, {tensors, codecs}));
-  const WireElements elements(tensors[0]);
-  BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(tensors[0], queue)};
+  const WireElements elements(sent);
+  BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(sent, queue)};
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_same(sent)) buffers->copies_out.emplace_back(tensor, sent);
+  }
   message.device_codec = buffers->device_codec.get();
   message.type_name = elements.type_name;
   message.type_elements = elements.type_elements;
@@ -55,11 +70,13 @@ WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::Broadcas
 WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::GatherOptions& opts) {
   constexpr const char* kOp = "gather";
-  if (!parts.issuer.carries(kOp)) return exactGather(parts, outputs, inputs, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
   if (inputs.size() != 1 || !parts.issuer.takes(kOp, inputs[0])) {
     if (parts.codecs.names(kOp)) parts.group.noteExact(kOp, "layout");
-    return exactGather(parts, outputs, inputs, opts);
+    return parts.inner.issue(
+        {c10d::OpType::GATHER, kOp, inputs, outputs.empty() ? Tensors{} : outputs[0],
+         parts.inner.describe(kOp, inputs, {{"root", std::to_string(root)}})},
+        [outputs, inputs, opts](c10d::Backend& inner) mutable { return inner.gather(outputs, inputs, opts); });
   }
   parts.group.expectLiving(kOp);
   const Tensors none;
@@ -101,10 +118,13 @@ WorkPtr issueReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptio
   constexpr const char* kOp = "reduce";
   std::optional<Reduction> reduction;
   const Tensors real = asReal(tensors, opts.reduceOp);
-  if (parts.group.carriesAll() && tensors.size() == 1 && parts.issuer.takes(kOp, tensors[0]))
-    reduction = ownReduction(opts.reduceOp, real[0].scalar_type());
-  if (!reduction) return exactReduce(parts, tensors, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  if (tensors.size() == 1 && parts.issuer.takes(kOp, tensors[0]))
+    reduction = ownReduction(opts.reduceOp, real[0].scalar_type());
+  if (!reduction) {
+    return parts.inner.issue({c10d::OpType::REDUCE, kOp, tensors, tensors},
+                             [tensors, opts](c10d::Backend& inner) mutable { return inner.reduce(tensors, opts); });
+  }
   parts.group.expectLiving(kOp);
   const bool takes = root == parts.group.rank;
   if (takes) checkOutput(kOp, real[0]);
@@ -128,9 +148,12 @@ WorkPtr issueReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptio
 WorkPtr issueScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& inputs,
                      const c10d::ScatterOptions& opts) {
   constexpr const char* kOp = "scatter";
-  if (!parts.group.carriesAll() || outputs.size() != 1 || !parts.issuer.takes(kOp, outputs[0]))
-    return exactScatter(parts, outputs, inputs, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  if (outputs.size() != 1 || !parts.issuer.takes(kOp, outputs[0])) {
+    return parts.inner.issue(
+        {c10d::OpType::SCATTER, kOp, outputs, outputs},
+        [outputs, inputs, opts](c10d::Backend& inner) mutable { return inner.scatter(outputs, inputs, opts); });
+  }
   parts.group.expectLiving(kOp);
   const at::Tensor& output = outputs[0];
   const Tensors from = inputs.empty() ? Tensors{} : inputs[0];

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backend/collectives.h"
-#include "backend/exact.h"
+#include "backend/reduction.h"
 #include "collective/collectives.h"
 #include "collective/op_context.h"
 #include "tensor/errors.h"
@@ -69,9 +69,12 @@ at::Tensor sumOfRanks(OpContext& op, const at::Tensor& mine) {
 }  // namespace
 
 WorkPtr issueAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const bool own = parts.group.carriesAll() && tensors.size() == 1 && tensors[0].device().is_cpu() &&
-                   tensors[0].layout() == at::kSparse;
-  if (!own) return exactAllReduceSparse(parts, tensors, opts);
+  const bool own = tensors.size() == 1 && tensors[0].device().is_cpu() && tensors[0].layout() == at::kSparse;
+  if (!own) {
+    return parts.inner.issue(
+        {c10d::OpType::_ALLREDUCE_SPARSE, kOp, tensors, tensors},
+        [tensors, opts](c10d::Backend& inner) mutable { return inner.allreduce_sparse(tensors, opts); });
+  }
   parts.group.expectLiving(kOp);
   TORCH_CHECK_VALUE(opts.reduceOp == c10d::ReduceOp::SUM, "lowcomm: all_reduce of a sparse tensor: expected SUM, got ",
                     reduceOpName(opts.reduceOp));

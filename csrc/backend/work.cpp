@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <list>
 #include <set>
 #include <thread>
 
@@ -98,16 +97,11 @@ void EngineWork::complete(std::exception_ptr error) {
 }
 
 struct CallbackThreads::State {
-  struct Task {
-    std::function<void()> body, cancel;
-  };
-
   std::mutex mutex;
   std::condition_variable changed, rested;
-  std::deque<Task> ready;
-  std::list<std::function<void()>> cancels;  // of the tasks under way
+  std::deque<std::function<void()>> ready;
   std::vector<std::thread> threads;
-  size_t idle = 0, expected = 0;
+  size_t idle = 0;
   bool stopping = false;
 
   void loop() {
@@ -118,17 +112,11 @@ struct CallbackThreads::State {
       changed.wait(lock, [&] { return stopping || !ready.empty(); });
       --idle;
       if (ready.empty()) return;
-      Task task = std::move(ready.front());
+      std::function<void()> task = std::move(ready.front());
       ready.pop_front();
-      const auto cancel = cancels.insert(cancels.end(), std::move(task.cancel));
       lock.unlock();
-      task.body();
-      task = {};  // what it holds goes without the lock
-      lock.lock();
-      std::function<void()> done = std::move(*cancel);
-      cancels.erase(cancel);
-      lock.unlock();
-      done = {};
+      task();
+      task = {};  // what it holds is destroyed without the lock
       lock.lock();
     }
   }
@@ -140,55 +128,36 @@ CallbackThreads::~CallbackThreads() {
   stop();
 }
 
-void CallbackThreads::run(std::function<void()> task, std::function<void()> cancel) {
+void CallbackThreads::run(std::function<void()> task) {
   State& s = *state_;
   {
     std::lock_guard<std::mutex> lock(s.mutex);
     if (!s.stopping) {
-      s.ready.push_back({std::move(task), std::move(cancel)});
+      s.ready.push_back(std::move(task));
       if (s.idle < s.ready.size()) s.threads.emplace_back([state = state_] { state->loop(); });
       s.changed.notify_one();
       return;
     }
   }
-  if (cancel) cancel();
   task();
-}
-
-std::shared_ptr<void> CallbackThreads::expect() {
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  ++state_->expected;
-  return {state_.get(), [state = state_](void*) {
-            std::lock_guard<std::mutex> lock(state->mutex);
-            --state->expected;
-            state->rested.notify_all();
-          }};
 }
 
 bool CallbackThreads::idleWithin(std::chrono::milliseconds patience) {
   State& s = *state_;
   std::unique_lock<std::mutex> lock(s.mutex);
-  return s.rested.wait_for(lock, patience, [&] {
-    return s.expected == 0 && (s.stopping || (s.ready.empty() && s.idle == s.threads.size()));
-  });
+  return s.rested.wait_for(lock, patience,
+                           [&] { return s.stopping || (s.ready.empty() && s.idle == s.threads.size()); });
 }
 
 void CallbackThreads::stop() {
   State& s = *state_;
   std::vector<std::thread> threads;
-  std::vector<std::function<void()>> cancels;
   {
     std::lock_guard<std::mutex> lock(s.mutex);
     s.stopping = true;
     threads.swap(s.threads);
-    cancels.assign(s.cancels.begin(), s.cancels.end());
-    for (const State::Task& task : s.ready)
-      cancels.push_back(task.cancel);
   }
   s.changed.notify_all();
-  for (auto& cancel : cancels) {
-    if (cancel) cancel();
-  }
   for (std::thread& thread : threads) {
     if (thread.get_id() == std::this_thread::get_id()) {
       thread.detach();  // a callback that destroys its group

@@ -28,17 +28,13 @@ class CallbackThreads {
   CallbackThreads(const CallbackThreads&) = delete;
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
-  // Runs `task` (which must not throw) on one of the threads; after stop(), on the caller's. `cancel`, where there is
-  // one, makes a task that waits return soon; stop() calls it, from another thread, while the task is under way.
-  void run(std::function<void()> task, std::function<void()> cancel = {});
-
-  // Hold this for a task that will run() when another event has happened: idleWithin() waits for such tasks too.
-  std::shared_ptr<void> expect();
+  // Runs `task` (which must not throw) on one of the threads; after stop(), on the caller's.
+  void run(std::function<void()> task);
 
   // Whether every task has ended, and let go of what it held, within `patience`.
   bool idleWithin(std::chrono::milliseconds patience);
 
-  // Cancels what can be, returns when every task has ended (but the one that calls it). Any number of times.
+  // Returns when every task has ended, except the one that calls it. Any number of times.
   void stop();
 
  private:

@@ -56,21 +56,12 @@ std::shared_ptr<py::object> held(py::object function) {
           }};
 }
 
-template <class... Args>
-BackendPtr made(const std::shared_ptr<py::object>& make, const Args&... args) {
-  py::gil_scoped_acquire locked;
-  py::object backend = (*make)(args...);
-  return backend.is_none() ? BackendPtr() : backend.cast<BackendPtr>();
-}
-
-InnerMakers makersOf(py::object make_gloo, py::object make_nccl, bool has_nccl) {
-  const auto gloo = held(std::move(make_gloo)), nccl = held(std::move(make_nccl));
-  return {[gloo](const StorePtr& store, int rank, int size, const Ptr<Options>& options,
-                 std::optional<int> connections) { return made(gloo, store, rank, size, options, connections); },
-          [nccl](const StorePtr& store, int rank, int size, const Ptr<Options>& options) {
-            return made(nccl, store, rank, size, options);
-          },
-          has_nccl};
+MakeNccl makerOf(py::object make_nccl) {
+  return [nccl = held(std::move(make_nccl))](const StorePtr& store, int rank, int size, const Ptr<Options>& options) {
+    py::gil_scoped_acquire locked;
+    py::object backend = (*nccl)(store, rank, size, options);
+    return backend.is_none() ? BackendPtr() : backend.cast<BackendPtr>();
+  };
 }
 
 using LevelTables = std::vector<std::optional<LevelTable>>;
@@ -167,38 +158,29 @@ void bindBackend(py::module_& m) {
       "that of the group that is split; the default group's is filled from the environment, then from the default:\n"
       "policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank contributes\n"
       "fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload\n"
-      "a frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS; 1, and\n"
-      "with \"tcp\" 16 to a far peer where one does not do: more help where one TCP stream does not fill a long "
-      "link),\n"
-      "ring_from (LOWCOMM_RING_FROM, 0: never): from so many\n"
-      "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
+      "a frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS; 1, or\n"
+      "16 to a far peer where one TCP stream does not fill the link),\n"
+      "flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
       "`flight_record()` shows; 0: none), encode_on_device (LOWCOMM_ENCODE_ON_DEVICE, 0; 1: CUDA tensors that are "
       "coded are coded where\n"
-      "they are), nccl (LOWCOMM_NCCL, None: NCCL serves exact CUDA tensors where torch and the machine have it, but\n"
-      "not with \"tcp\"; False or 0: it is never made, and they go through host memory; True or 1: without it there "
-      "is\n"
-      "no group), transport\n"
-      "(LOWCOMM_TRANSPORT, \"gloo\"; \"tcp\": frames travel on one port a process, and a cut connection costs a "
-      "pause),\n"
+      "they are), nccl (LOWCOMM_NCCL, 0: exact CUDA tensors go through host memory; True or 1: NCCL carries them, and\n"
+      "a group without NCCL is not made),\n"
       "timeout (init_process_group's). Frozen. Every rank of a group must give the same, except for\n"
       "flight_record and encode_on_device. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
-                       std::optional<int64_t> ring_from, std::optional<int64_t> flight_record,
-                       std::optional<bool> encode_on_device, std::optional<bool> nccl,
-                       std::optional<std::string> transport) {
+                       std::optional<int64_t> flight_record, std::optional<bool> encode_on_device,
+                       std::optional<bool> nccl) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
              options->seed = seed;
              options->chunk_bytes = chunk_bytes;
              options->connections = connections;
-             options->ring_from = ring_from;
              options->flight_record = flight_record;
              options->encode_on_device = encode_on_device;
              options->nccl = nccl;
-             options->transport = std::move(transport);
              if (timeout) {
                options->timeout = *timeout;
                options->timeout_set = true;
@@ -208,19 +190,16 @@ void bindBackend(py::module_& m) {
            }),
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
-           py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
-           py::arg("flight_record") = py::none(), py::arg("encode_on_device") = py::none(),
-           py::arg("nccl") = py::none(), py::arg("transport") = py::none())
+           py::arg("connections") = py::none(), py::arg("flight_record") = py::none(),
+           py::arg("encode_on_device") = py::none(), py::arg("nccl") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
       .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
       .def_property_readonly("connections", [](const Options& o) { return o.connections; })
-      .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
       .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
       .def_property_readonly("encode_on_device", [](const Options& o) { return o.encode_on_device; })
       .def_property_readonly("nccl", [](const Options& o) { return o.nccl; })
-      .def_property_readonly("transport", [](const Options& o) { return o.transport; })
       .def_property_readonly("timeout",
                              [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.
@@ -279,11 +258,8 @@ void bindBackend(py::module_& m) {
       .def_property_readonly(
           "options",
           [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
-      .def_property_readonly("inner", [](LowcommBackend& b) { return b.parts().backends.host(); })
       .def_property_readonly("group_name", [](const LowcommBackend& b) { return b.group().name(); })
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
-      .def_property_readonly("rank_without_nccl",
-                             [](LowcommBackend& b) { return b.parts().backends.rankWithoutNccl(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
       .def("stats", &statsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
@@ -361,21 +337,20 @@ void bindBackend(py::module_& m) {
   m.def(
       "create_backend",
       [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
-         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object make_gloo,
-         py::object make_nccl, const Ptr<LowcommBackend>& parent, bool has_nccl) {
+         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object make_nccl,
+         const Ptr<LowcommBackend>& parent) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
         if (parent) options->inherit(parent->group().settings());
         if (!options->timeout_set) options->timeout = timeout;
         options->group_name = group_name;
         options->global_ranks_in_group = global_ranks;
-        InnerMakers make = makersOf(std::move(make_gloo), std::move(make_nccl), has_nccl);
+        MakeNccl make = makerOf(std::move(make_nccl));
         py::gil_scoped_release released;
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("parent") = nullptr,
-      py::arg("has_nccl") = false);
+      py::arg("global_ranks"), py::arg("make_nccl"), py::arg("parent") = nullptr);
   m.def(
       "cancel",
       [](const WorkPtr& work, const std::string& why) {

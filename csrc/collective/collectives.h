@@ -32,11 +32,8 @@ struct GatherMessage {
 };
 
 // all_gather. Every rank's (encoded) message reaches every other, (W−1)·n elements out and in; the owner decodes its
-// own codes too, so all ranks end with identical bits. Exact without a codec. Direct: each rank sends to all others.
-// From GroupContext::ring_from ranks on by a ring: each rank sends to the next one only, its own codes and then those
-// that came from the one before, W−1 steps in all; the same bytes in all, and where parts are equal a rank, and the
-// same results, over W connections instead of W·(W−1). Throws as runExchange; TypeError when a codec does not take the
-// dtype, ValueError for a wrong number of layouts.
+// own codes too, so all ranks end with identical bits. Exact without a codec. Throws as runExchange; TypeError when a
+// codec does not take the dtype, ValueError for a wrong number of layouts.
 void allGather(OpContext& op, const std::vector<GatherMessage>& messages);
 
 struct Reduction;

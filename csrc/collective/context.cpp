@@ -20,7 +20,6 @@ GroupContext::GroupContext(Transport& transport, GroupConfig config)
       epoch(config.epoch),
       chunk_bytes(config.chunk_bytes),
       connections(config.connections),
-      ring_from(config.ring_from),
       timeout_ms(config.timeout.count()),
       frames(frameCapacity(config.chunk_bytes)),
       window(transport.size() - 1) {}

@@ -45,10 +45,10 @@ std::optional<Cancellation::Cause> Cancellation::settled(std::chrono::millisecon
 }
 
 OpContext::OpContext(GroupContext& group, std::string op, uint32_t sequence)
-    : group(group), op(std::move(op)), sequence(sequence), first_tag(firstTag(group, sequence)), start(Clock::now()) {}
+    : group(group), op(std::move(op)), sequence(sequence), first_tag(firstTag(sequence)), start(Clock::now()) {}
 
-uint32_t OpContext::firstTag(const GroupContext& group, uint32_t sequence) {
-  return group.transport.canCloseTags() ? sequence % kTaggedOps * kOpTags : 0;
+uint32_t OpContext::firstTag(uint32_t sequence) {
+  return sequence % kTaggedOps * kOpTags;
 }
 
 int OpContext::rank() const {

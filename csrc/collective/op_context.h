@@ -224,7 +224,7 @@ class OpContext {
   bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
 
   // The first of an op's tags; 0 where the transport cannot close tags, and ops share theirs.
-  static uint32_t firstTag(const GroupContext& group, uint32_t sequence);
+  static uint32_t firstTag(uint32_t sequence);
 
   // This rank's number in the group.
   int rank() const;

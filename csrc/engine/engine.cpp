@@ -22,7 +22,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       messages_(group_),
       ops_(group_, record_) {
   notices_.watch();
-  if (transport_->canCloseTags() && group_.size() > 1) {
+  if (group_.size() > 1) {
     op_notices_ = std::make_unique<OpNotices>(
         group_, [this](int peer, const OpNotice& notice) { cancelOp(notice, peer); },
         [this](int peer, const std::string& why) {
@@ -254,10 +254,6 @@ bool Engine::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why
 }
 
 bool Engine::cancelling(const std::string& why, const std::function<bool(const std::string&)>& part) {
-  if (!transport_->canCloseTags()) {
-    throw ValueError("cancel: expected a transport that can give one op up (transport=\"tcp\"), got group " +
-                     group_.name + "'s, which can only end the group");
-  }
   if (!ops_.enterCancel()) return false;
   struct Leave {
     GroupOps& ops;
@@ -284,7 +280,7 @@ bool Engine::cancelOp(const OpNotice& notice, std::optional<int> from) {
 }
 
 void Engine::closeTags(uint32_t sequence) {
-  const uint32_t first = OpContext::firstTag(group_, sequence);
+  const uint32_t first = OpContext::firstTag(sequence);
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     for (const uint32_t tag : {kAgreementTag, kCountsTag})

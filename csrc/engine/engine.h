@@ -129,7 +129,7 @@ class Engine {
   NoticeBoard notices_;
   P2p messages_;
   GroupOps ops_;
-  std::unique_ptr<OpNotices> op_notices_;  // null where the transport cannot close tags, and in a group of one rank
+  std::unique_ptr<OpNotices> op_notices_;  // null in a group of one rank
   std::mutex joining_;
   std::thread worker_;
 };

@@ -24,7 +24,7 @@ std::optional<GroupOps::Refused> GroupOps::add(Entry& entry, std::optional<uint3
     context.noteFailure(whatOf(refused));
     return Refused{refused, /*is_over=*/false};
   }
-  if (group_.transport.canCloseTags()) entry.cancellation = std::make_shared<Cancellation>();
+  entry.cancellation = std::make_shared<Cancellation>();
   queue_.push_back(std::move(entry));
   changed_.notify_all();
   return {};

@@ -34,7 +34,7 @@ class GroupOps {
     Job job;
     Done done;
     std::shared_ptr<OpProgress> progress = nullptr;
-    std::shared_ptr<Cancellation> cancellation = nullptr;  // null where the transport cannot close tags
+    std::shared_ptr<Cancellation> cancellation = nullptr;  // set by add()
   };
 
   // Both outlive this.

@@ -49,16 +49,17 @@ MessageFlow flowIn(const std::string& text) {
 
 std::string Announcement::text() const {
   KeyValues all;
-  all.fields = {{"flow", flow.name()}, {"frames", std::to_string(frames)}};
-  if (first_tag) all.fields.emplace_back("first tag", std::to_string(*first_tag));
+  all.fields = {{"flow", flow.name()}, {"frames", std::to_string(frames)}, {"first tag", std::to_string(first_tag)}};
   all.fields.insert(all.fields.end(), description.fields.begin(), description.fields.end());
   return all.text();
 }
 
 Announcement Announcement::parse(std::string_view text) {
   KeyValues all = KeyValues::parse(text);
-  if (all.fields.size() < 2 || all.fields[0].first != "flow" || all.fields[1].first != "frames") {
-    throw WireError("announcement: expected the fields 'flow' and 'frames' first, got '" + std::string(text) + "'");
+  if (all.fields.size() < 3 || all.fields[0].first != "flow" || all.fields[1].first != "frames" ||
+      all.fields[2].first != "first tag") {
+    throw WireError("announcement: expected the fields 'flow', 'frames' and 'first tag' first, got '" +
+                    std::string(text) + "'");
   }
   Announcement announcement;
   announcement.flow = flowIn(all.fields[0].second);
@@ -67,10 +68,8 @@ Announcement Announcement::parse(std::string_view text) {
     throw WireError("announcement: expected at most " + std::to_string(kMostFrames) + " frames, got '" +
                     std::string(text) + "'");
   }
-  auto description = all.fields.begin() + 2;
-  if (description != all.fields.end() && description->first == "first tag")
-    announcement.first_tag = numberIn("first tag", description++->second);
-  announcement.description.fields.assign(description, all.fields.end());
+  announcement.first_tag = numberIn("first tag", all.fields[2].second);
+  announcement.description.fields.assign(all.fields.begin() + 3, all.fields.end());
   return announcement;
 }
 
@@ -187,8 +186,15 @@ void AnnouncementBoard::receiveFrom(int peer) {
     receives = &receives_.emplace_back();
   }
   PostedReceives& posted = *receives;
+  // A peer that has left can be posted no receive; those that were posted may hold what it sent before.
+  std::optional<TransportError> left;
   const auto post = [&](PostedReceive& one) {
-    one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
+    one.receiving.reset();
+    try {
+      if (!left) one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
+    } catch (const TransportError& error) {
+      left = error;
+    }
   };
   try {
     for (PostedReceive& one : posted) {
@@ -196,6 +202,7 @@ void AnnouncementBoard::receiveFrom(int peer) {
       post(one);
     }
     for (size_t i = 0;; i = (i + 1) % kAhead) {
+      if (!posted[i].receiving) throw *left;
       posted[i].receiving->wait(kForEver);
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
@@ -244,18 +251,13 @@ std::string MessageFlow::name() const {
   return (channel() ? "channel " : "tag ") + std::to_string(number);
 }
 
-uint32_t MessageFlow::transportTag(size_t k, int connections, std::optional<uint32_t> first_tag) const {
-  const auto turn = [&](size_t frame, uint32_t most) {
-    return static_cast<uint32_t>(frame % std::min(static_cast<uint32_t>(connections), most));
-  };
-  if (first_tag)
-    return *first_tag + turn(k + *first_tag / (2 * kOpTags), kOpTags);  // messages of one frame take turns too
-  if (channel()) return kFirstChannelTag + number * kChannelConnections + turn(k, kChannelConnections);
-  return kFirstP2pTag + number;
+uint32_t MessageTags::ofFrame(size_t k, int connections, uint32_t first_tag) {
+  const uint32_t turns = std::min(static_cast<uint32_t>(connections), kOpTags);
+  return first_tag + static_cast<uint32_t>((k + first_tag / (2 * kOpTags)) % turns);
 }
 
 bool MessageTags::belongs(uint32_t first_tag, int rank, int peer) {
-  if (first_tag < kFirstMessageTag || first_tag >= kFirstChannelTag || first_tag % kOpTags != 0) return false;
+  if (first_tag < kFirstMessageTag || first_tag >= kEndOfMessageTags || first_tag % kOpTags != 0) return false;
   return (first_tag / kOpTags) % 2 == (rank > peer ? 1 : 0);
 }
 

@@ -23,14 +23,11 @@
 namespace lowcomm {
 
 // A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstMessageTag
-// belong to the collectives, and gloo has none above 2^31. Where the transport can close tags every message has kOpTags
-// of its own from kFirstMessageTag on (MessageTags), elsewhere those of its flow.
+// belong to the collectives; every message has kOpTags of its own from there on, below kEndOfMessageTags (MessageTags).
 inline constexpr uint32_t kFirstMessageTag = kTaggedOps * kOpTags;
+inline constexpr uint32_t kEndOfMessageTags = 1u << 29;
 inline constexpr uint32_t kP2pTags = 1u << 30;
-inline constexpr uint32_t kFirstP2pTag = 1u << 30;
-inline constexpr uint32_t kFirstChannelTag = 1u << 29;
-inline constexpr uint32_t kChannelConnections = 1u << 8;  // transport tags of a channel
-inline constexpr uint32_t kChannels = kFirstChannelTag / kChannelConnections;
+inline constexpr uint32_t kChannels = 1u << 21;
 // The channels of a block, those of one boundary of a pipeline, are withdrawn together (P2p::withdraw).
 inline constexpr uint32_t kBlockChannels = 1u << 12;
 inline constexpr uint32_t kBlocks = kChannels / kBlockChannels;
@@ -54,11 +51,6 @@ struct MessageFlow {
   bool channel() const { return kind == Kind::channel; }
   uint32_t block() const { return number / kBlockChannels; }  // of a channel
   std::string name() const;                                   // "tag 7", "channel 2"
-
-  // The transport's tag of frame k: of a message that has tags of its own from `first_tag` on, one of these, so that
-  // frames take a group's connections in turn. Else of a channel from kFirstChannelTag on, in turn as well; of a tag
-  // kFirstP2pTag + tag.
-  uint32_t transportTag(size_t k, int connections, std::optional<uint32_t> first_tag) const;
 
   auto operator<=>(const MessageFlow&) const = default;
 };
@@ -119,11 +111,15 @@ class MessageTags {
   // Whether tags come again, of which some may still be in use.
   bool comeAgain() const { return count_ > kMessages; }
 
+  // The transport tag of frame k of a message: one of those from `first_tag` on, so that frames take a group's
+  // connections in turn, and so do messages of one frame.
+  static uint32_t ofFrame(size_t k, int connections, uint32_t first_tag);
+
   // Whether it may be that of a message to `rank`.
   static bool belongs(uint32_t first_tag, int rank, int peer);
 
  private:
-  static constexpr uint32_t kMessages = (kFirstChannelTag - kFirstMessageTag) / (2 * kOpTags);
+  static constexpr uint32_t kMessages = (kEndOfMessageTags - kFirstMessageTag) / (2 * kOpTags);
   const bool is_odd_;
   uint64_t count_ = 0;
 };
@@ -137,7 +133,7 @@ constexpr uint32_t numberAfter(uint32_t number) {
 struct Announcement {
   MessageFlow flow;
   uint32_t frames = 0;                                // receives posted
-  std::optional<uint32_t> first_tag = {};             // where the transport can close tags: the message's first one
+  uint32_t first_tag = 0;                             // the message's
   KeyValues description = {};                         // of the message that it expects
   size_t bytes = 0;                                   // of the frame that brought it
   std::optional<Cancellation::Cause> cancelled = {};  // by its receiver, before it was paired; not sent

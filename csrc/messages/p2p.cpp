@@ -96,7 +96,7 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
   const bool of_channel = message->key.flow.channel();
-  if (of_channel || message->op.cancellation) board_.listen(message->peer);  // for its withdrawal, or that it cancels
+  board_.listen(message->peer);  // for its withdrawal, or that it cancels
   std::unique_lock<std::mutex> announcing;
   if (of_channel)
     announcing = std::unique_lock(withdrawals_->block(message->peer, message->key.flow.block()).announcing);
@@ -108,12 +108,10 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (of_channel) withdrawals_->expectTaken(*message);
-    if (group_.transport.canCloseTags()) {
-      MessageTags& tags = tags_.try_emplace(message->peer, group_.rank(), message->peer).first->second;
-      do {
-        message->first_tag_ = tags.next();
-      } while (tags.comeAgain() && underWay(message->peer, *message->first_tag_));
-    }
+    MessageTags& tags = tags_.try_emplace(message->peer, group_.rank(), message->peer).first->second;
+    do {
+      message->first_tag_ = tags.next();
+    } while (tags.comeAgain() && underWay(message->peer, *message->first_tag_));
     message->op.sequence = flow.last = numberAfter(flow.last);
     addUnderWay(flow, message);
     any_source_->countOwn(message->peer, message->key.flow);
@@ -130,10 +128,9 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
 
 void P2p::received(int peer, Announcement announcement) {
   const MessageFlow name = announcement.flow;
-  if (group_.transport.canCloseTags() != announcement.first_tag.has_value() ||
-      (announcement.first_tag && !MessageTags::belongs(*announcement.first_tag, peer, group_.rank())))
+  if (!MessageTags::belongs(announcement.first_tag, peer, group_.rank()))
     throw WireError("announcement: expected a first tag that its receiver may pick, got " +
-                    (announcement.first_tag ? std::to_string(*announcement.first_tag) : "none"));
+                    std::to_string(announcement.first_tag));
   FlowLock posting(*this, {peer, name, true});
   bool refused = false;
   {
@@ -306,11 +303,9 @@ void P2p::forget(P2pMessage& done) {
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
-  // Where messages share their flow's tag they come in order.
-  const bool in_order = !group_.transport.canCloseTags();
   const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
     if (message.get() == &done) return false;
-    if (message->finishing_ || message->cancelled_ || !(in_order || message->isThrough())) return true;
+    if (message->finishing_ || message->cancelled_ || !message->isThrough()) return true;
     message->op.note([](OpProgress::State& state) { state.end(""); });
     if (auto* const received = dynamic_cast<P2pRecv*>(message.get())) takeDown(*received);
     message->through_ = true;

@@ -85,7 +85,7 @@ P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key
       description_(describeMessage(this->key, this->plan, type_name, type_elements)),
       description_hash_(fnv1a(description_.text())),
       versions_crc_(crcOfVersions(this->key.samples)) {
-  if (group.transport.canCloseTags()) op.cancellation = std::make_shared<Cancellation>();
+  op.cancellation = std::make_shared<Cancellation>();
 }
 
 std::string P2pMessage::countedAs() const {
@@ -312,7 +312,7 @@ void P2pRecv::post(AnnouncementBoard& board) {
     frames_.push_back(group.frames.take(kFrameHeaderBytes + payload));
     transfers_.push_back(group.transport.irecv(Lane::bulk, peer, transportTag(k), BufferPool::span(frames_[k])));
   }
-  announcement_ = board.tell(peer, {key.flow, static_cast<uint32_t>(frames), first_tag_, description_}, op.sequence);
+  announcement_ = board.tell(peer, {key.flow, static_cast<uint32_t>(frames), *first_tag_, description_}, op.sequence);
   op.counters.wire_bytes += announcement_.bytes;
 }
 

@@ -81,7 +81,7 @@ class P2pMessage {
   virtual void leave() = 0;
   // Lets go of its frames. Its tags are closed, or it is through.
   virtual void release() = 0;
-  uint32_t transportTag(size_t k) const { return key.flow.transportTag(k, op.group.connections, first_tag_); }
+  uint32_t transportTag(size_t k) const { return MessageTags::ofFrame(k, op.group.connections, *first_tag_); }
   FrameHeader header(const Frame& frame) const;
   // The flight record's: what both sides must mean, and how many frames will come.
   void note(uint32_t expected_frames) const;

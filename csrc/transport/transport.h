@@ -63,9 +63,8 @@ struct ConnectionReport {
 
 // Moves bytes between the ranks of one group, in order for a given (lane, peer, tag). Thread-safe.
 //
-// A receive may be longer than the message that arrives (the frame header says how much counts), never shorter: gloo
-// ends the process when a message does not fit. Collectives therefore always receive into buffers of the group's agreed
-// frame capacity, whatever they expect.
+// A receive may be longer than the message that arrives (the frame header says how much counts), never shorter.
+// Collectives therefore always receive into buffers of the group's agreed frame capacity, whatever they expect.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -80,40 +79,28 @@ class Transport {
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
 
-  // Whether closeTag(), unclaimed() and irecv() with `then` can be called; else they throw logic_error.
-  virtual bool canCloseTags() const { return false; }
-
   // This rank takes no more part in what has the tag, and the lane lives. Its transfers fail as cancelled, and no span
   // of theirs is touched after the return; none may be begun. What the peer sends is dropped. Nothing fails at the peer
   // by it but transfers with those that failed here, and sends that are dropped: it is to close the tag too. A tag that
   // both have closed is as it was before it was first used, and neither remembers it. Once for each use of a tag, from
   // any thread. Of a peer that is gone nothing is under way.
-  virtual void closeTag(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) { throw cannot("close a tag"); }
+  virtual void closeTag(Lane lane, int peer, uint32_t tag) = 0;
 
   // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.
-  virtual std::optional<uint32_t> unclaimed(Lane /*lane*/, int /*peer*/, uint32_t /*first*/, uint32_t /*end*/) {
-    throw cannot("look ahead");
-  }
+  virtual std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) = 0;
 
   // irecv() with `then`, which is called once, when the transfer has ended either way, on any thread. It may not call
   // the transport, nor wait for a thread that does.
-  virtual std::unique_ptr<Transfer> irecv(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/, std::span<std::byte> /*data*/,
-                                          std::function<void()> /*then*/) {
-    throw cannot("receive with a callback");
-  }
+  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                          std::function<void()> then) = 0;
 
   // Before an op ends, and maybe the process with it: returns when the kernel has what peers are told of the messages
   // that came, which end their sends. Does not wait where other messages are before it, nor long for a connection that
   // is lost.
   virtual void acknowledge() {}
 
-  // One a connection, by peer and lane; none where the connections are not the transport's own.
+  // One a connection, by peer and lane; none where the transport has no connections.
   virtual std::vector<ConnectionReport> report() const { return {}; }
-
- private:
-  static std::logic_error cannot(const char* what) {
-    return std::logic_error(std::string(what) + ": expected a transport that can, got one that cannot");
-  }
 };
 
 // Where the ranks of a group that is being made leave values for each other, before any connection between them exists.

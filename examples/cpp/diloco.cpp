@@ -13,7 +13,6 @@
 #include <lowcomm/engine/engine.h>
 #include <lowcomm/engine/handshake.h>
 #include <lowcomm/engine/op_queue.h>
-#include <lowcomm/transport/file_rendezvous.h>
 #include <lowcomm/transport/tcp/tcp.h>
 #include <torch/torch.h>
 
@@ -25,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "file_rendezvous.h"
 #include "memory_transport.h"
 
 namespace {

@@ -40,12 +40,11 @@ struct Mailbox {
 }  // namespace
 
 struct MemoryHub::State {
-  State(int size, bool closes_tags) : size(size), closes_tags(closes_tags), ended(size), stalled(size) {}
+  explicit State(int size) : size(size), ended(size), stalled(size) {}
 
   using Key = std::tuple<Lane, int, int, uint32_t>;  // lane, from, to, tag
 
   const int size;
-  const bool closes_tags;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, Mailbox> mailboxes;
@@ -180,8 +179,6 @@ class MemoryTransport : public Transport {
 
   void cancel(Lane lane) override { state_->end(rank_, lane, Kind::cancelled); }
 
-  bool canCloseTags() const override { return state_->closes_tags; }
-
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->close({lane, rank_, peer, tag});
@@ -221,7 +218,7 @@ class MemoryTransport : public Transport {
 
 }  // namespace
 
-MemoryHub::MemoryHub(int size, bool closes_tags) : state_(std::make_shared<State>(size, closes_tags)) {}
+MemoryHub::MemoryHub(int size) : state_(std::make_shared<State>(size)) {}
 MemoryHub::~MemoryHub() = default;
 
 std::unique_ptr<Transport> MemoryHub::transport(int rank) {

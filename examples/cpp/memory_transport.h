@@ -9,13 +9,12 @@
 
 namespace lowcomm {
 
-// Ranks as threads of one process: a hub hands out one Transport a rank. Sends rendezvous with receives as gloo's do (a
-// send is done when its receive has the bytes), so tests meet the same deadlocks and the same half-duplex.
+// Ranks as threads of one process: a hub hands out one Transport a rank. Sends rendezvous with receives as the TCP
+// transport's do (a send is done when its receive has the bytes), so tests meet the same deadlocks and the same
+// half-duplex.
 class MemoryHub {
  public:
-  // `closes_tags`: as the transport over TCP; else as gloo's, whose messages with a tag are all told apart by their
-  // order.
-  explicit MemoryHub(int size, bool closes_tags = true);
+  explicit MemoryHub(int size);
   ~MemoryHub();
 
   std::unique_ptr<Transport> transport(int rank);

@@ -4,8 +4,16 @@ import torch
 import torch.distributed as dist
 
 
+def exception_of(work):
+    """A completed Work's exception, or None. Torch 2.11 and 2.12 cannot hand one to Python: there its success says whether."""
+    try:
+        return work.exception()
+    except TypeError:
+        return None if work.is_success() else RuntimeError("one that this torch does not show")
+
+
 def check_group(r, group=None, members=None):
-    """The ops lowcomm does itself and one of gloo's, on a group; every result checked."""
+    """Three ops on a group; every result checked."""
     members = list(range(r.size)) if members is None else members
     n, me = len(members), members.index(r.rank)
     out = torch.empty(3 * n)

@@ -15,11 +15,7 @@ from torch_lowcomm.cli import bench, info, relay, run, secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status.
-
-    Args:
-        argv: Words behind the program's name; None for those that this process was started with.
-    """
+    """Runs a command and returns its exit status; `argv` is None for the words that this process was started with."""
     prog = "lowcomm" if Path(sys.argv[0]).name == "lowcomm" else "python -m torch_lowcomm"
     parser = argparse.ArgumentParser(prog=prog, description="Training over slow links.")
     version = f"torch_lowcomm {__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})"

@@ -1,4 +1,4 @@
-"""Versions, build, kernels, inner backends, and a two-rank self-test on this machine."""
+"""Versions, build, kernels, NCCL, and a two-rank self-test on this machine."""
 
 import argparse
 import ctypes
@@ -121,12 +121,12 @@ def _coding() -> str:
 
 
 def _nccl() -> str:
-    """Tells whether exact ops on CUDA tensors have a backend."""
+    """Tells whether NCCL can carry exact ops of CUDA tensors."""
     if not dist.is_nccl_available():
-        return "this torch has no nccl, exact ops take host tensors only"
+        return "not in this torch"
     if not torch.cuda.is_available():
-        return "nccl finds no GPU"
-    return "nccl for exact ops from a group's first CUDA tensor on (LOWCOMM_NCCL=0: never)"
+        return "finds no GPU"
+    return "carries exact ops of CUDA tensors where asked for (nccl=True or LOWCOMM_NCCL=1), else host memory does"
 
 
 def _secret() -> str:
@@ -135,16 +135,13 @@ def _secret() -> str:
     if not library:
         return "this build has no OpenSSL and takes no secret"
     if not variable:
-        return f"none is set, connections are not encrypted (LOWCOMM_SECRET_FILE with LOWCOMM_TRANSPORT=tcp; {library})"
+        return f"none is set, connections are not encrypted (LOWCOMM_SECRET_FILE; {library})"
     return f"of {variable}, TLS 1.3 by {library}"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints the report.
-
-    Returns:
-        0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not have, or a secret that
-        is none.
+    """Prints the report. Returns 0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not
+    have, or a secret that is none.
     """
     try:
         kernels, secret = _C.kernels(), _secret()
@@ -162,7 +159,7 @@ def main(arguments: argparse.Namespace) -> int:
         ("CUDA tensors", _coding()),
         ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),
-        ("inner backends", f"gloo; {_nccl()}"),
+        ("NCCL", _nccl()),
         ("secret", secret),
         ("machine", f"{platform.machine()}, {os.cpu_count()} cores"),
     ]

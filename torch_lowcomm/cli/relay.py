@@ -1,4 +1,4 @@
-"""Be a relay: where ranks of `transport="tcp"` meet that cannot reach each other.
+"""Be a relay: where ranks meet that cannot reach each other.
 
 Those ranks have LOWCOMM_RELAY=HOST:PORT. The relay passes on what they say, of which it can read nothing where they have a
 secret. With LOWCOMM_SECRET or LOWCOMM_SECRET_FILE it serves ranks that have that secret, else all who ask, 128 connections of
@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Relays until SIGINT or SIGTERM.
-
-    Returns:
-        0; 2 if it cannot listen there, which one line on stderr says.
-    """
+    """Relays until SIGINT or SIGTERM. Returns 0; 2 if it cannot listen there, which one line on stderr says."""
     try:
         relay = _C.Relay(arguments.listen)
     except ValueError as error:

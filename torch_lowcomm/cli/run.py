@@ -48,10 +48,8 @@ def _is_module(name: str) -> bool:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Puts lowcomm in gloo's place and runs the script as `python script.py …`, or `python -m module …`, would.
-
-    Returns:
-        0; 2 if there is no such script or module.
+    """Puts lowcomm in gloo's place and runs the script as `python script.py …`, or `python -m module …`, would. Returns 0; 2
+    if there is no such script or module.
     """
     script = Path(arguments.script)
     if not arguments.module and not script.is_file():

@@ -1,6 +1,6 @@
 """Print a new secret: `python -m torch_lowcomm secret > ~/.lowcomm`, which every machine then gets by a safe way.
 
-All ranks of a job are started with LOWCOMM_SECRET_FILE=~/.lowcomm and LOWCOMM_TRANSPORT=tcp. A file that the secret is
+All ranks of a job are started with LOWCOMM_SECRET_FILE=~/.lowcomm. A file that the secret is
 written to becomes one that only its owner may read; others are refused.
 """
 
@@ -28,11 +28,7 @@ def _keep_from_others() -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints 32 random bytes of the system as text.
-
-    Returns:
-        0.
-    """
+    """Prints 32 random bytes of the system as text."""
     del arguments
     _keep_from_others()
     print(secrets.token_urlsafe(_BYTES))

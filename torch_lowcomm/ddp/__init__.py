@@ -1,8 +1,4 @@
-"""Compressed gradients for DDP: coded, or of low rank with coded factors, with error feedback.
-
-model = DistributedDataParallel(module)
-model.register_comm_hook(lc.ddp.State(codec="sym4", error_feedback=True), lc.ddp.hook)
-"""
+"""Compressed gradients for DDP: coded, or of low rank with coded factors, with error feedback."""
 
 import torch
 import torch.distributed as dist
@@ -20,14 +16,11 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
     Args:
         state: The state of this model.
-        bucket: The bucket that DDP passes.
+        bucket: The bucket that DDP passes. A parameter in it that is not the state's model's, or does not fit a loaded state,
+            is a ValueError.
 
     Returns:
         The future of the bucket's buffer, which then holds the averages. It fails where the group does.
-
-    Raises:
-        TypeError: `state` is not a State.
-        ValueError: A parameter does not belong to the state's model, or does not fit a loaded state.
     """
     if not isinstance(state, State):
         raise TypeError(f"ddp.hook: expected a torch_lowcomm.ddp.State, got {type(state).__name__}")

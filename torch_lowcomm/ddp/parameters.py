@@ -1,13 +1,60 @@
-"""How each parameter of a model is sent, and the state of its compression, keyed by parameter and not by bucket."""
+"""A state's options, how each parameter is sent, and the state of its compression, keyed by parameter and not by bucket."""
+
+from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm.codec import codec as checked_codec
+
+_RESIDUALS = ("float32", "int8")
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """What `State` was given, under its names; ranks compare what is checked."""
+
+    codec: str
+    projection_codec: str | None
+    rank: int | None
+    error_feedback: bool
+    residual_dtype: str
+    warm_up_steps: int
+
+    def checked(self) -> StateOptions:
+        """Returns the options with canonical codecs, `projection_codec` always one, and the rank 0 for no factors."""
+        coded, rank = _poisoning(self.codec), self.rank
+        projection = coded if self.projection_codec is None else _poisoning(self.projection_codec)
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+            raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
+        if self.projection_codec is not None and rank is None:
+            raise ValueError("ddp.State: projection_codec: expected rank= too, got none")
+        if not isinstance(self.warm_up_steps, int) or self.warm_up_steps < 0:
+            raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {self.warm_up_steps!r}")
+        if self.residual_dtype not in _RESIDUALS:
+            raise ValueError(f"ddp.State: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
+        feedback = bool(self.error_feedback)
+        return replace(self, codec=coded, projection_codec=projection, rank=rank or 0, error_feedback=feedback)
+
+    def of_state(self) -> dict[str, object]:
+        """Those that a saved state depends on."""
+        return {name: getattr(self, name) for name in ("rank", "error_feedback", "residual_dtype")}
+
+
+def _poisoning(text: str) -> str:
+    """Returns the codec with nonfinite=poison: a NaN of one rank must reach every rank's gradients and raise no error."""
+    spec = checked_codec(text).spec
+    if spec == "none" or "axis=channel" in spec:
+        raise ValueError(f"ddp.State: codec: expected one that rounds, in buckets of a flat tensor, got {spec!r}")
+    if "nonfinite=" in spec:
+        return spec
+    return checked_codec(f"{spec}{',' if ':' in spec else ':'}nonfinite=poison").spec
+
 
 MIN_ELEMENTS = 1024
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,25 +90,15 @@ class Parameters:
 
     Args:
         backend: Gives the slots for random draws.
-        rank: Rank of the factors; None for no factors.
-        feedback: Whether there are residuals.
-        eight_bits: Whether residuals are kept in 8 bits.
+        options: The state's, checked.
         named: Key, parameter, and whether it is kept exact.
         fixed: Whether these are all; if not, others are keyed by the order in which they are first seen.
     """
 
     def __init__(
-        self,
-        backend: _C.LowcommBackend,
-        *,
-        rank: int | None,
-        feedback: bool,
-        eight_bits: bool,
-        named: Sequence[Named],
-        fixed: bool,
+        self, backend: _C.LowcommBackend, options: StateOptions, named: Sequence[Named], *, fixed: bool
     ) -> None:
-        self._backend = backend
-        self._rank, self._feedback, self._eight_bits = rank, feedback, eight_bits
+        self._backend, self._options = backend, options
         self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
         self._loaded: dict[str, torch.Tensor] | None = None  # from a checkpoint, for parameters that are not known yet
         self._fixed = fixed
@@ -82,11 +119,7 @@ class Parameters:
         return f"{len(coded)}, hash {zlib.crc32(text.encode()):08x}"
 
     def of(self, parameter: torch.Tensor) -> Entry:
-        """Returns the entry of a parameter, and makes it if the parameter is new.
-
-        Raises:
-            ValueError: The state's model has no such parameter, or a loaded state does not fit it.
-        """
+        """Returns the entry of a parameter, and makes it if the parameter is new and the state has no model."""
         found = self._entries.get(id(parameter))
         if found is not None:
             return found
@@ -102,18 +135,20 @@ class Parameters:
         compression, slot = None, 0
         if not (exact or small or parameter.dtype not in _CODED):
             shape = list(parameter.shape)
-            low = self._rank is not None and _C.is_low_rank(shape[0], parameter.numel() // shape[0], self._rank)
+            rank = self._options.rank or 0
+            low = rank > 0 and _C.is_low_rank(shape[0], parameter.numel() // shape[0], rank)
             compression = _C.Compression(
                 shape,
-                rank=self._rank if low and self._rank is not None else 0,
-                feedback=self._feedback,
-                eight_bits=self._eight_bits,
+                rank=rank if low else 0,
+                feedback=self._options.error_feedback,
+                eight_bits=self._options.residual_dtype == "int8",
                 seed=zlib.crc32(key.encode()),
             )
             slot = self._backend.reserve_slots(2 * self._backend.size())
         entry = Entry(key, parameter, exact, compression, slot, len(self._entries))
         self._entries[id(parameter)] = entry
         if self._loaded is not None:
+            self._check(entry, self._loaded)
             self._fill(entry, self._loaded)
             self._loaded = self._untaken(self._loaded)
         return entry
@@ -126,22 +161,14 @@ class Parameters:
         return state
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Loads the entries' tensors, and keeps the other tensors for parameters that are not known yet.
-
-        Raises:
-            ValueError: A tensor is missing, or has another shape or dtype. Nothing has changed.
-        """
+        """Loads the entries' tensors, after `check`, and keeps the other tensors for parameters that are not known yet."""
         self.check(tensors)
         for entry in self:
             self._fill(entry, tensors)
         self._loaded = self._untaken(tensors)
 
     def check(self, tensors: dict[str, Any]) -> None:
-        """Compares what `load` would be given.
-
-        Raises:
-            ValueError: As `load`.
-        """
+        """Refuses tensors for `load` of which one is missing, or has another shape or dtype."""
         for entry in self:
             self._check(entry, tensors)
 
@@ -171,7 +198,6 @@ class Parameters:
                 )
 
     def _fill(self, entry: Entry, tensors: dict[str, Any]) -> None:
-        self._check(entry, tensors)
         if entry.compression is not None:
             rank = self._backend.rank()
             entry.compression.set(tensors.get(f"rank{rank}.{entry.key}.residual"), tensors.get(f"{entry.key}.factor"))

@@ -1,7 +1,8 @@
 """The state of the DDP hook: its options, the compression of each parameter, and its checkpoint."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,16 @@ from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm._log import logger
-from torch_lowcomm.ddp.connection import Connection, refuse
-from torch_lowcomm.ddp.options import StateOptions
-from torch_lowcomm.ddp.parameters import Named
+from torch_lowcomm.ddp.parameters import Named, Parameters, StateOptions
 from torch_lowcomm.ddp.step import Step
 from torch_lowcomm.groups import backend_of
+
+
+class _Connection(NamedTuple):
+    """What a state has of its group, once all ranks have given the same options."""
+
+    backend: _C.LowcommBackend
+    parameters: Parameters
 
 
 class State:
@@ -28,39 +34,34 @@ class State:
     A bucket sends its gradients in one coded message, and in a second, exact message those of norms, biases, every parameter
     with less than 2 dimensions or 1024 elements, and the parameters that `exact` names. With `rank` the matrix
     [size(0), the rest] of a parameter is sent as two factors of that rank, coded too (PowerSGD, arXiv 1905.13727; coded
-    factors: DiLoCoX, arXiv 2506.21263). A bucket then sends two coded messages, and the second depends on the first: where
-    round trips are long, a large `bucket_cap_mb` makes few of them. A matrix whose factors would not be smaller is coded as
-    it is. All ranks end with the same bits, on any CPU.
+    factors: DiLoCoX, arXiv 2506.21263), unless these would not be smaller: in two coded messages, of which the second depends
+    on the first. All ranks end with the same bits, on any CPU.
 
     Error feedback: a rank keeps what coding and low rank lose of its gradient, including the second encoding of the sum, and
-    adds it to its next gradient. So over all ranks and steps the sum of the gradients is the sum of the applied gradients
-    and of the residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing from this rank, and
-    its residual stays. Residuals and factors are keyed by parameter: they survive when DDP rebuilds its buckets, and a
-    parameter's result does not depend on its bucket.
+    adds it to its next gradient: over all ranks and steps the sum of the gradients is that of the applied gradients and of the
+    residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing from this rank, and its residual
+    stays. Residuals and factors are keyed by parameter: they survive when DDP rebuilds its buckets, and a parameter's result
+    does not depend on its bucket.
 
     A step changes all of the state or none. Where any gradient of any rank has a NaN or an infinity, every rank gets NaN or
-    infinities there (with `rank`, in all gradients of the bucket that are sent as factors). A gradient scaler then skips the
-    step on all ranks, and no residual or factor changes. The same holds when an op fails. Accumulation under `no_sync()`
-    counts as one step. Inside `lc.exact()` a step is exact and changes no state.
+    infinities there (with `rank`, in all gradients of the bucket that are sent as factors).
 
-    If the group has a policy for all_reduce, the hook takes precedence: gradients are coded once, by the state's codec.
-    Collective: ranks compare their options here. Where there is no group yet (Lightning's `ddp_comm_state`), they do so at the
-    first step. Each model needs a separate State.
+    If the group has a policy for all_reduce, the hook takes precedence. Collective: ranks compare their options here. Where
+    there is no group yet (Lightning's `ddp_comm_state`), they do so at the first step. Each model needs a separate State.
 
     `torch.save`, pickle and deepcopy of a DDP model copy its State too: with the steps, the factors and this rank's residuals,
-    for the default group of the process that loads it. Residuals of other ranks do not follow: another rank's begin at 0. All
-    ranks load a copy, or none does: they compare at the first step.
+    for the default group of the process that loads it. Residuals of other ranks begin at 0. All ranks load a copy, or none.
 
     Args:
         process_group: The group of the DDP model, of backend lowcomm; None for the default group.
         codec: Codec text of coded gradients: "sym4:bucket=128", "gauss4:gain=1.011", "qsgd8"…. Not by channel.
         rank: Rank of the factors, 1 or more; None for no factors.
         projection_codec: Codec text of each matrix's first factor, P; None for `codec`. No residual returns to P what its
-            codes lose, and P then catches less of the gradient: use 8 bits here.
+            codes lose: use 8 bits here.
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: Number of first steps that are exact.
-        residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480).
-            "int8" takes 2 bytes an element in place of 8; it loses what 8 bits cannot hold.
+        residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480),
+            which takes 2 bytes an element in place of 8; it loses what 8 bits cannot hold.
         model: The model or its DDP wrapper: residuals are then keyed by parameter name. Without it they are keyed by the order
             of the first backward's buckets, which the same model and bucket_cap_mb make again.
         exact: Called with (name, parameter) for the parameters of `model`; True keeps a parameter exact.
@@ -98,14 +99,14 @@ class State:
             self._named, self._fixed = _named(model, exact), model is not None
         except Exception as error:
             if backend is not None:
-                refuse(backend, error)
+                _refuse(backend, error)
             raise
         if backend is not None:
             self._connect(backend)
 
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
-        self._connected: Connection | None = None
+        self._connected: _Connection | None = None
         self._copied: dict[str, Any] | None = None
         self._step: Step | None = None
         self._steps, self._scale = 0, 1.0
@@ -114,24 +115,27 @@ class State:
 
     def _connect(self, backend: _C.LowcommBackend) -> None:
         """Compares this rank's options with the others'. Collective; the State has a group where all are the same."""
-        self._connected = Connection.make(
-            backend,
-            self._options,
-            self._named,
-            fixed=self._fixed,
-            copied=self._copied,
-            has_scaler=self._scaler is not None,
-            steps=self._steps,
-        )
-        self._copied = None
+        try:
+            parameters = Parameters(backend, self._options, self._named, fixed=self._fixed)
+            if self._copied is not None:
+                parameters.load_own(self._copied)
+        except Exception as error:
+            _refuse(backend, error)
+            raise
+        own = {"grad_scaler": self._scaler is not None, "coded parameters": parameters.coded(), "steps": self._steps}
+        texts = {**dataclasses.asdict(self._options), **own}
+        backend.agree_on_texts("ddp.State", [(name, str(value)) for name, value in texts.items()])
+        if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
+            logger.info(
+                "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
+                backend.group_name,
+                backend.policy,
+                self._options.codec,
+            )
+        self._connected, self._copied = _Connection(backend, parameters), None
 
-    def _on_group(self) -> Connection:
-        """The backend and the parameters. Collective at the first call, where there was no group before.
-
-        Raises:
-            ValueError: There is no group of lowcomm yet.
-            DistBackendError: Ranks have different options.
-        """
+    def _on_group(self) -> _Connection:
+        """The backend and the parameters. Collective at the first call, where there was no group before."""
         if self._connected is None:
             self._connect(backend_of(self._group))
         assert self._connected is not None
@@ -143,14 +147,8 @@ class State:
         return self._steps
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Starts to average a bucket. `lc.ddp.hook` calls it for the buckets in their order.
-
-        Returns:
-            The future of the bucket's buffer. The future of the last bucket ends when the step's residuals have their new
-            values.
-
-        Raises:
-            ValueError: The step's bucket 0 did not come first, or a parameter does not belong to the state's model.
+        """Starts to average a bucket, for `lc.ddp.hook`, in the buckets' order. The future is of the bucket's buffer; that of
+        the last bucket ends when the step's residuals have their new values.
         """
         if bucket.index() == 0:
             self._begin()
@@ -173,7 +171,7 @@ class State:
         backend = self._on_group().backend
         self._follow_scale()
         group = self._group if self._group is not None else dist.group.WORLD
-        self._step = Step(self._steps, group, backend, self._options.codec, self._options.projection_codec)
+        self._step = Step(self._steps, group, backend, self._options)
         self._steps += 1
 
     def _follow_scale(self) -> None:
@@ -225,12 +223,10 @@ class State:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what `state_dict` returned on this rank. Call it between steps.
 
-        Residuals belong to the ranks of one world size; they are not redistributed for another.
-
         Raises:
-            ValueError: The state is of another world size, rank of the group or kind, does not fit a parameter, or is damaged
-                or was changed, by its checksum. The message has expected and actual, and nothing has changed. A parameter that
-                is not known yet raises it when it comes.
+            ValueError: The state is of another world size (residuals are not redistributed), rank of the group or kind, does not
+                fit a parameter, or is damaged or was changed, by its checksum. Nothing has changed. A parameter that is not known
+                yet raises it when it comes.
         """
         backend, parameters = self._on_group()
         for name, value in {"world_size": backend.size(), **self._options.of_state()}.items():
@@ -270,13 +266,13 @@ class State:
         self._steps, self._scale = kept["steps"], kept["scale"]
 
 
-def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] | None) -> list[Named]:
-    """The trained parameters of a model, with what `exact` says of each; none without a model.
+def _refuse(backend: _C.LowcommBackend, error: Exception) -> None:
+    """Tells the other ranks, which wait to compare options, of an error of this one."""
+    backend.agree_on_texts("ddp.State", [], error=f"{type(error).__name__}: {error}")
 
-    Raises:
-        TypeError: `exact` is not a function.
-        ValueError: `exact` was given without a model.
-    """
+
+def _named(model: nn.Module | None, exact: Callable[[str, nn.Parameter], bool] | None) -> list[Named]:
+    """The trained parameters of a model, with what `exact` says of each; none without a model."""
     if exact is not None and not callable(exact):
         raise TypeError(f"ddp.State: exact: expected a function of (name, parameter), got {type(exact).__name__}")
     if model is None:

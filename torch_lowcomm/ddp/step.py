@@ -1,48 +1,37 @@
 """The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
+from torch.futures import Future, collect_all
 
 from torch_lowcomm import _C
-from torch_lowcomm.ddp.futures import after
-from torch_lowcomm.ddp.parameters import Entry
+from torch_lowcomm.ddp.parameters import Entry, StateOptions
 from torch_lowcomm.groups import exact
 
 
 class Step:
     """The ops of one step, and the compressions to commit when the last op has ended.
 
-    Args:
-        number: Number of the step, counted from 0; the random draws of its ops depend on it.
-        group: The process group, of backend lowcomm.
-        backend: The group's backend.
-        codec: Codec text of coded gradients, with nonfinite=poison.
-        projection_codec: Codec text of the first factors, with nonfinite=poison.
+    The random draws of its ops depend on its number, from 0.
     """
 
     def __init__(
-        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, codec: str, projection_codec: str
+        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, options: StateOptions
     ) -> None:
         self.number = number
-        self._group, self._backend = group, backend
-        self._codec, self._projection_codec = codec, projection_codec
+        self._group, self._backend, self._options = group, backend, options
         self._futures: list[Future[torch.Tensor]] = []
         self._lent: list[_C.Compression] = []
         self._exact: list[torch.Tensor] = []
 
     def reduce(self, bucket: dist.GradBucket, entries: Sequence[Entry] | None) -> Future[torch.Tensor]:
-        """Starts to average a bucket.
+        """Starts to average a bucket, whose gradients are sent as `entries` say; None sends all of them exactly.
 
-        Args:
-            bucket: The bucket that DDP passes.
-            entries: How each gradient is sent; None sends all of them exactly.
-
-        Returns:
-            The future of the bucket's buffer. The future of the last bucket ends when all ops of the step have ended and
-            the compressions are committed or rolled back.
+        The future is of the bucket's buffer. That of the last bucket ends when all ops of the step have ended and the
+        compressions are committed or rolled back.
         """
         buffer = bucket.buffer()
         views = [] if entries is None else [_flat(buffer, gradient) for gradient in bucket.gradients()]
@@ -77,8 +66,8 @@ class Step:
         work = self._backend.all_reduce_low_rank(
             [view for _, view in coded],
             dist.ReduceOp(dist.ReduceOp.AVG),
-            self._codec,
-            self._projection_codec,
+            self._options.codec,
+            self._options.projection_codec,
             compressions,
             slots=[entry.slot for entry, _ in coded],
             owners=[entry.number for entry, _ in coded],
@@ -110,6 +99,33 @@ class Step:
             self._lent.clear()
         self._exact.clear()
         self._futures = []
+
+
+def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch.Tensor) -> Future[torch.Tensor]:
+    """Returns the future of a tensor that is ready once `run` has run, after all of several futures have ended.
+
+    torch's own future of several (`collect_all`) has no device: it does not wait for their streams, and a wait for it does
+    not cover kernels that were enqueued after them. Here the kernels of `run` wait for the streams of each, and on a CUDA
+    device a wait for the result makes the current stream wait for them. The result raises what `run` or a future raises; `run`
+    is called by the thread that ends the last future.
+    """
+    ended: list[Future[Any]] = []
+    begin: Future[None] = Future(devices=[result.device] if result.device.type == "cuda" else None)
+
+    def all_ended(of_all: Future[Any]) -> None:
+        ended.append(of_all)
+        begin.set_result(None)
+
+    def finish(_: Future[None]) -> torch.Tensor:
+        ended[0].value()  # raises what one has failed with
+        for future in futures:
+            future.wait()  # makes the current stream wait too
+        run()
+        return result
+
+    finished = begin.then(finish)  # an error in a callback of then() reaches C++; an error set on a Future does not
+    collect_all(list(futures)).add_done_callback(all_ended)
+    return finished
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -4,8 +4,7 @@ opt = lc.DiLoCoX(torch.optim.AdamW(model.parameters()), sync_every=125, codec="s
 """
 
 from torch_lowcomm.diloco import presets
-from torch_lowcomm.diloco.muon import MuonAdamW
 from torch_lowcomm.diloco.optimizer import DiLoCoX
 from torch_lowcomm.diloco.options import DiLoCoXOptions
 
-__all__ = ["DiLoCoX", "DiLoCoXOptions", "MuonAdamW", "presets"]
+__all__ = ["DiLoCoX", "DiLoCoXOptions", "presets"]

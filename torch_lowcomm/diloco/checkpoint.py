@@ -19,12 +19,8 @@ class LoopState:
     It has the form of an optimizer's state, {"state": {}, "param_groups": [{"params": [], shared: …, own: …}]}, for `torch.save`
     or torch.distributed.checkpoint. torch.distributed.checkpoint.state_dict replaces numbers of parameters by names in "state"
     and "params" and leaves the rest as it is; both are empty here. In "state" the inner optimizer's moments would have the same
-    names on all ranks, and a checkpoint would keep those of one rank only.
-
-    Args:
-        outer: The loop.
-        groups: Name the two keys: of the tensors that are equal on all ranks of a group, and of this rank's.
-        by_clock: Whether ranks of a group count inner steps of their own, as with `sync_seconds`.
+    names on all ranks, and a checkpoint would keep those of one rank only. `by_clock`: the ranks of a group count inner steps of
+    their own, as with `sync_seconds`.
     """
 
     def __init__(self, outer: _C.DiLoCoX, groups: LoopGroups, *, by_clock: bool) -> None:
@@ -56,7 +52,7 @@ class LoopState:
         """Loads what `packed` returned into the loop and the inner optimizer of `around`, or into none of them.
 
         Raises:
-            ValueError: A part is missing, the two parts are of different steps, or anything else than what was saved.
+            ValueError: As `DiLoCoX.load_state_dict` raises it.
         """
         outer, inner = self._unpacked(state_dict)
         before = around.inner.state_dict()

@@ -12,13 +12,9 @@ _ATTEMPTS = 10  # to form a group that holds
 
 
 class Fixed:
-    """A group of the same ranks from the first step to the last.
+    """A group of the same ranks from the first step to the last."""
 
-    Attributes:
-        due: Whether the group is to be formed again.
-    """
-
-    due = False
+    due = False  # whether the group is to be formed again
 
     def form(self, outer: _C.DiLoCoX) -> None:
         """Raises ValueError: there is no Membership that could form another group."""
@@ -30,11 +26,7 @@ class Fixed:
     def stepped(self, outer_steps: int) -> None:
         """Sets `due` when the group is to be formed again after this outer step.
 
-        Args:
-            outer_steps: Begun so far, of all fragments; equal at all sites after the same outer step.
-
-        Raises:
-            ConnectionError: The store is lost.
+        `outer_steps` are those begun so far, of all fragments; equal at all sites after the same outer step.
         """
 
     def completed(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +41,6 @@ class Elastic(Fixed):
     Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
     received a message that rank 0 sent later: of n + 1 outer steps in turn, two are of the same one of n fragments, and the
     second needs the average of the first. The step is an outer one: by the clock, sites make other numbers of inner steps.
-
-    Args:
-        members: Tells which machines are alive.
-        fragments: Number of fragments of the outer loop.
     """
 
     def __init__(self, members: Membership, fragments: int) -> None:
@@ -62,13 +50,9 @@ class Elastic(Fixed):
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
-        """Forms a new group of the machines that are alive and gives all of them the state of the most advanced one.
+        """Forms a new group of the machines that are alive, as `DiLoCoX.regroup` says.
 
-        Raises:
-            ValueError: The machines run different options or models.
-            TimeoutError: There were not enough machines in time.
-            ConnectionError: The store is lost.
-            DistBackendError: No group held in ten attempts.
+        It gives all of them the state of the most advanced one.
         """
         if self.due:
             self.due = False

@@ -64,20 +64,12 @@ class LoopGroups:
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer,
     ) -> LoopGroups:
-        """Makes a loop's groups. Collective over the group and over the site.
-
-        Args:
-            group: As DiLoCoX takes it.
-            cluster: As DiLoCoX takes it.
-            mesh: As DiLoCoX takes it.
-            replicas: As DiLoCoX takes it; DDP around the model or the parameters says the same.
-            model: The model, or None.
-            optimizer: Of its parameters; a DTensor names the ranks that hold it.
+        """Makes a loop's groups, from arguments as DiLoCoX takes them. Collective over the group and over the site.
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: Arguments do not go together, a group is not of backend lowcomm, or a rank that holds this rank's part of
-                the model is in another site.
+            ValueError: Arguments do not go together, a group is not of backend lowcomm, this rank is not in the mesh, a
+                Membership is of other ranks than the site, or a rank that holds this rank's part of the model is not in the site.
         """
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
         over, given, same = _chosen(group, cluster, mesh)
@@ -92,7 +84,7 @@ class LoopGroups:
         if members is not None:
             timeout = members.site_timeout
         else:
-            # Of the same ranks: a loop's messages take minutes, and other ops must not wait for them.
+            # A second group of the same ranks: a loop's messages take minutes, and other ops must not wait for them.
             ranks = dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)
             made.append(_new_group(ranks, backend_of(over).options._timeout))
             stripes.append(backend_of(made[0]))
@@ -128,10 +120,6 @@ def _chosen(
     Returns:
         (the group to average over; the global ranks of this site, or None where the arguments do not say; those ranks that
         the mesh names as replicas of this one).
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: Both a mesh and a group were given, the group is not of backend lowcomm, or this rank is not in the mesh.
     """
     if mesh is None:
         if not isinstance(group, Membership):
@@ -168,18 +156,11 @@ def _site_of(
 ) -> tuple[list[int], set[int]]:
     """Finds the ranks of this rank's site, and those that hold this rank's part of the model.
 
-    Args:
-        over: The group to average over.
-        site: The ranks that the caller gave, or None: then replicas and the ranks of DTensors are the site.
-        replicas: Global ranks that hold what this rank holds.
-        tensors: Parameters; a DTensor names the ranks that hold it.
+    `site` are the ranks that the caller gave, or None: then `replicas`, the ranks that hold what this rank holds where DDP, the
+    mesh or the caller says so, and those of DTensors are the site.
 
     Returns:
         (global ranks of the site, ascending; the ranks among them that hold this rank's part).
-
-    Raises:
-        ValueError: A rank that holds this rank's part is not in the site that the caller gave, or is averaged with as another
-            site; or the Membership is of other ranks than the site.
     """
     if not dist.is_initialized():
         return [0], {0}

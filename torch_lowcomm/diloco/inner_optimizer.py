@@ -1,6 +1,7 @@
 """An optimizer around an optimizer: in its place for schedulers, gradient scalers and checkpoints."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,11 +40,7 @@ class OptimizerAround(NotCopied, torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises: the ranks have agreed on the parameters.
-
-        Raises:
-            ValueError: Always, after construction.
-        """
+        """Raises ValueError after construction: the ranks have agreed on the parameters."""
         if not hasattr(self, "inner"):
             return super().add_param_group(param_group)
         raise ValueError(
@@ -77,7 +74,7 @@ class OptimizerAround(NotCopied, torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
 
-class StateOf(MutableMapping):
+class StateOf(UserDict):
     """An optimizer's state, that is never false.
 
     Where a state is false torch makes a step with gradients and learning rates of 0, to fill it before it loads a checkpoint;
@@ -87,30 +84,20 @@ class StateOf(MutableMapping):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The optimizer's present state, which its `load_state_dict` replaces."""
+        return self._optimizer.state
+
     def __bool__(self) -> bool:
         return True
 
-    def __contains__(self, parameter: object) -> bool:
-        return parameter in self._optimizer.state  # Mapping's asks for the item, which a defaultdict would make
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        return self.data[parameter]  # makes the item of a defaultdict, which `get` must not
 
     def get(self, parameter: torch.Tensor, default: Any = None) -> Any:
         """The parameter's state where there is one."""
-        return self._optimizer.state.get(parameter, default)
-
-    def __getitem__(self, parameter: torch.Tensor) -> Any:
-        return self._optimizer.state[parameter]
-
-    def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
-        self._optimizer.state[parameter] = state
-
-    def __delitem__(self, parameter: torch.Tensor) -> None:
-        del self._optimizer.state[parameter]
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._optimizer.state)
-
-    def __len__(self) -> int:
-        return len(self._optimizer.state)
+        return self.data.get(parameter, default)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

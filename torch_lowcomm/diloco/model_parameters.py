@@ -14,10 +14,7 @@ from torch_lowcomm.diloco.parameters import local
 class ModelParameters:
     """What an outer loop writes: the parameters of its inner optimizer, and the buffers that it averages.
 
-    Args:
-        inner: The inner optimizer.
-        buffers: The buffers.
-        model: The model, whose gathered weights FSDP2 forgets after a write; None where nothing is known of it.
+    After a write FSDP2 forgets the weights of `model` that it has gathered; None where nothing is known of a model.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, buffers: Sequence[torch.Tensor], model: nn.Module | None) -> None:
@@ -42,24 +39,16 @@ class ModelParameters:
 
     @contextmanager
     def written(self, what: str) -> Iterator[None]:
-        """A block outside a step that writes parameters, maybe before it raises: what FSDP2's root has gathered is dropped.
-
-        Args:
-            what: The method whose block it is, which is refused inside `replaced`.
-        """
+        """A block outside a step, in method `what`, that writes parameters, maybe before it raises; refused inside `replaced`."""
         self.expect_own(what)
         try:
             yield
         finally:
-            forget_gathered(self._model)
+            reshard(self._model)
 
     @contextmanager
     def replaced(self, show: Callable[[], None]) -> Iterator[None]:
-        """Inside the context the model has what `show` has written; afterwards the rank's own again.
-
-        Raises:
-            ValueError: It was entered inside another one.
-        """
+        """Inside the context, which takes no other one, the model has what `show` has written; afterwards the rank's own."""
         if self._shows_outer:
             raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
         own = [*map(local, parameters_of(self._inner)), *self._buffers]
@@ -78,9 +67,3 @@ class ModelParameters:
     def _places(self) -> list[tuple[int, int, torch.dtype]]:
         """(object, address of its elements, dtype) of every parameter."""
         return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self._inner)]
-
-
-def forget_gathered(model: nn.Module | None) -> None:
-    """Drops what FSDP2's root has gathered: after an evaluation it would compute with the parameters before a write."""
-    if isinstance(model, nn.Module):
-        reshard(model)

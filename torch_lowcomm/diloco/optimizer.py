@@ -12,13 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.checkpoint import LoopState
 from torch_lowcomm.diloco.elastic import Elastic, Fixed
 from torch_lowcomm.diloco.groups import LoopGroups
 from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
-from torch_lowcomm.diloco.inputs import LoopInputs
-from torch_lowcomm.diloco.model_parameters import ModelParameters, forget_gathered
+from torch_lowcomm.diloco.model_parameters import ModelParameters
 from torch_lowcomm.diloco.options import DiLoCoXOptions
+from torch_lowcomm.diloco.parameters import LoopInputs
 from torch_lowcomm.membership import Membership
 
 
@@ -51,7 +52,7 @@ class DiLoCoX(OptimizerAround):
     The next `step()` raises an error that occurred meanwhile. Outer parameters, momentum, residuals and factors are then as
     after the last outer step, and messages under way are dropped. Training can go on, or start from `restore()`.
 
-    Collective over the group and over the site, and so are all methods that wait, `outer_parameters` and `restore` among them.
+    Collective over the group and over the site, and so are all methods that wait.
 
     Args:
         optimizer: The inner optimizer, of any kind.
@@ -94,7 +95,7 @@ class DiLoCoX(OptimizerAround):
         resume: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        forget_gathered(model)
+        reshard(model)
         self._groups = groups = LoopGroups.make(
             group=group, cluster=cluster, mesh=mesh, replicas=replicas, model=model, optimizer=optimizer
         )
@@ -117,8 +118,7 @@ class DiLoCoX(OptimizerAround):
         if groups.members is not None:
             self._state.resume(self, resume, groups.members)
             self._members = Elastic(groups.members, inputs.options.fragments)
-            with self._parameters.written("regroup"):
-                self._members.form(self._outer)
+            self.regroup()
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.
@@ -151,8 +151,7 @@ class DiLoCoX(OptimizerAround):
         Training since the last pseudo-gradient is lost. Collective.
 
         Raises:
-            ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back; or an average
-                held NaN or infinity.
+            ValueError: It was called inside `outer_parameters()`, or an average held NaN or infinity.
             DistBackendError: A peer or the network failed. With a Membership: `regroup()`, train on if `report["outer_steps"]`
                 has gone back, and end again; if `regroup()` raises TimeoutError, too few are left (others may have ended),
                 and `restore()` puts the outer parameters into the model.
@@ -193,9 +192,6 @@ class DiLoCoX(OptimizerAround):
         """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
 
         Collective over the site, not over the sites.
-
-        Raises:
-            ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back.
         """
         with self._parameters.written("restore"):
             self._outer.restore()
@@ -204,10 +200,8 @@ class DiLoCoX(OptimizerAround):
     def outer_parameters(self) -> Iterator[None]:
         """Inside this context the model has the outer parameters, equal on all ranks, for evaluation and for saving.
 
-        Collective over the site, not over the sites: its ranks enter it together.
-
-        Raises:
-            ValueError: It was entered inside another `outer_parameters()`.
+        Collective over the site, not over the sites. It puts the rank's own parameters back, and so methods that write
+        parameters, another `outer_parameters()` included, raise ValueError inside it.
         """
         with self._parameters.replaced(self._outer.show_outer):
             yield

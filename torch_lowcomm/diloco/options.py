@@ -86,11 +86,9 @@ class DiLoCoXOptions(OptionTable):
     seed: int = option(0, "0 or more", lambda seed: seed >= 0)
 
     def for_core(self) -> dict[str, Any]:
-        """Returns these options as `_C.DiLoCoX` takes them; that class checks ranges and combinations.
+        """Returns these options as `_C.DiLoCoX` takes them, after checks of what that class does not check: types, and codecs.
 
-        Raises:
-            TypeError: An option has the wrong type.
-            ValueError: A codec or number is wrong. The message has the name, what was expected, and the value.
+        The message of an error has the option's name, what was expected, and the value.
         """
         self._check_types()
         self.expect_in_range()

@@ -1,16 +1,50 @@
 """Lists the tensors that an outer loop averages: their names, and where a shard lies in its parameter."""
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from torch_lowcomm._log import logger
+from torch_lowcomm.diloco.inner_optimizer import OptimizerAround
+from torch_lowcomm.diloco.options import DiLoCoXOptions
 
 Held = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]  # as `_C.DiLoCoX` takes it
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopInputs:
+    """The options, and the tensors that are averaged: parameters, and buffers if they are asked for."""
+
+    options: DiLoCoXOptions
+    for_core: dict[str, Any]
+    parameters: list[Held]
+    buffers: list[Held]
+
+    @staticmethod
+    def checked(
+        optimizer: torch.optim.Optimizer, model: nn.Module | None, options: Mapping[str, Any], site: Sequence[int]
+    ) -> LoopInputs:
+        """Checks the arguments of `DiLoCoX` on this rank, before all ranks compare them; raises as that says."""
+        given = DiLoCoXOptions.named(**options)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, OptimizerAround):
+            raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
+        if given.average_buffers and model is None:
+            raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
+        buffers = model.named_buffers() if given.average_buffers and model is not None else ()
+        averaged = [
+            (name, buffer) for name, buffer in buffers if buffer.is_floating_point()
+        ]  # for example running means
+        parameters = held(_named_parameters(optimizer, model), site)
+        return LoopInputs(given, given.for_core(), parameters, held(averaged, site))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,16 +53,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[tuple[str, torch.Tensor]]:
-    """Returns (name, parameter) of the parameters that an optimizer trains, in the optimizer's order.
-
-    Args:
-        optimizer: Its parameter groups list the parameters.
-        model: Gives the names; None for "0", "1", ... in the optimizer's order.
-
-    Raises:
-        ValueError: A parameter does not belong to the model.
-    """
+def _named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[tuple[str, torch.Tensor]]:
+    """Returns (name, parameter) of the parameters that an optimizer trains, in its order; "0", "1", ... without a model."""
     names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
     found = []
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -56,29 +82,16 @@ def _left_out(model: nn.Module | None, given: set[int]) -> list[str]:
     return [name for name, parameter in named if parameter.requires_grad and id(parameter) not in given]
 
 
-def named_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Returns (name, buffer) of a model's floating-point buffers, for example running means."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-
-
-def ranks_of(mesh: DeviceMesh) -> list[int]:
-    """Returns the global ranks of a mesh."""
-    return [int(rank) for rank in mesh.mesh.flatten()]
-
-
 def sharing_ranks(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Returns the global ranks that hold DTensors together with this rank; empty without a DTensor."""
-    return {rank for tensor in tensors if isinstance(tensor, DTensor) for rank in ranks_of(tensor.device_mesh)}
+    meshes = [tensor.device_mesh.mesh for tensor in tensors if isinstance(tensor, DTensor)]
+    return {int(rank) for mesh in meshes for rank in mesh.flatten()}
 
 
 def held(named: Iterable[tuple[str, torch.Tensor]], site: Sequence[int]) -> list[Held]:
     """Returns what this rank holds of parameters: (name, its own tensor, the whole shape, the tensor's place in it).
 
-    Shape and place are empty where the tensor is the whole parameter, and where the site is this rank alone.
-
-    Args:
-        named: (name, parameter).
-        site: Global ranks of the site, this one's among them.
+    Shape and place are empty where the tensor is the whole parameter, and where the site, its global ranks, is this rank alone.
 
     Raises:
         ValueError: This rank's part of a parameter is not a box of it.
@@ -94,11 +107,7 @@ def held(named: Iterable[tuple[str, torch.Tensor]], site: Sequence[int]) -> list
 
 
 def _offset(name: str, tensor: DTensor) -> tuple[int, ...]:
-    """Returns where this rank's part of a DTensor begins.
-
-    Raises:
-        ValueError: The part is not a box: one range of each dimension.
-    """
+    """Returns where this rank's part of a DTensor begins, which must be a box: one range of each dimension."""
     indices = [torch.arange(size) for size in tensor.shape]  # of each dimension: those that this rank holds
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None

@@ -91,7 +91,7 @@ def sparse_loco(*, sync_every: int = 50, keep: float = 0.02) -> dict[str, Any]:
 
 
 def mu_loco(*, sync_every: int = 30) -> dict[str, Any]:
-    """MuLoCo (Thérien et al., arXiv 2505.23725): DiLoCo in 2 bits around Muon; the inner optimizer is `lc.diloco.MuonAdamW`.
+    """MuLoCo (Thérien et al., arXiv 2505.23725): DiLoCo in 2 bits around Muon (`torch.optim.Muon`; docs/diloco.md).
 
     The paper's: H = 30, 2 bits an element, with error feedback. "gauss2" loses so little that it goes without; add
     `{"error_feedback": True}` for the paper's way.

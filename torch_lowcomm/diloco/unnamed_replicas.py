@@ -15,12 +15,7 @@ _VALUES = 8  # of each parameter: enough to tell replicas from stages of the sam
 
 
 def look_of(tensors: Sequence[torch.Tensor], model: nn.Module | None) -> str:
-    """Returns a hash of the names, shapes and first values of what this rank holds; "" where it holds nothing.
-
-    Args:
-        tensors: The parameters.
-        model: Gives their names, or None.
-    """
+    """Returns a hash of the names (`model`'s), shapes and first values of what this rank holds; "" where it holds nothing."""
     if not tensors:
         return ""
     try:
@@ -39,13 +34,9 @@ def _first_values(tensor: torch.Tensor) -> list[str]:
 
 
 def warn_of_unnamed(looks: Sequence[str], parts: Sequence[int], site: Sequence[int], mesh: DeviceMesh | None) -> None:
-    """Logs a warning where ranks that look the same are different parts of the model.
+    """Logs a warning where ranks of the site that look the same hold different parts of the model.
 
-    Args:
-        looks: By rank of the site: what `look_of` returned there.
-        parts: By rank of the site: the part of the model that it holds.
-        site: Global ranks of the site.
-        mesh: The mesh that the caller gave, or None.
+    `looks` and `parts` have by rank what `look_of` returned there and the part. `site` has the global ranks.
     """
     for look in dict.fromkeys(filter(None, looks)):
         first: dict[int, int] = {}  # by part: the first rank that looks so

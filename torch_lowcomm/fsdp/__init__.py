@@ -10,13 +10,11 @@ from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
-from torch_lowcomm.fsdp.agreement import Named, agree, tell
-from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.agreement import Named, Replicas, agree, tell
+from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedComms, QuantizedReduceScatter, _LayoutComm, install
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
 from torch_lowcomm.fsdp.plan import Choices, Plan
-from torch_lowcomm.fsdp.replicas import Replicas
-from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
 __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
@@ -60,14 +58,12 @@ def quantize(
 ) -> QuantizedComms:
     """Quantizes the weights and gradients that FSDP2 communicates for a model (QSDP, arXiv 2302.02390). Collective.
 
-    * Weights: the owner of a shard encodes it once, and every rank decodes it, the owner too. So all ranks that share the
-      shards compute with identical weights, the same in forward and backward, while the optimizer keeps the owner's
-      full-precision shard. Replicas (HSDP) have identical weights only with a codec that does not round at random: a random
-      codec draws separately for each replica. Levels too are learned separately from each replica's gradients, and each
-      replica saves its levels.
-    * Gradients: they are encoded for the owner of each slice; its own contribution is not quantized.
-    * Messages: one message carries all parameters of a wrapped module. Buckets lie inside a parameter's shard. Norms, biases
-      and every parameter with less than 2 dimensions or 1024 elements are sent exactly.
+    Owners encode shards once, for all ranks that share them, and gradients for the owner of each slice. Replicas (HSDP) have
+    identical weights only with a codec that does not round at random: a random codec draws separately for each replica. Levels
+    too are learned separately from each replica's gradients, and each replica saves its levels.
+
+    One message carries all parameters of a wrapped module. Buckets lie inside a parameter's shard. Norms, biases and every
+    parameter with less than 2 dimensions or 1024 elements are sent exactly.
 
     Call it after `fully_shard` and before the first step; all ranks agree on the layouts here. With a MixedPrecisionPolicy
     FSDP2 passes shards that are already cast, and these are coded. Parameters of several dtypes are coded if all coded ones
@@ -88,11 +84,10 @@ def quantize(
         learn_at: Optimizer steps at which `levels<b>` codecs learn their levels (the paper's Algorithm 2), in the first
             gather and reduction after them. Tensors of at most 100,000 elements keep even levels. Default: the paper's 400,
             1900 and 3800, of 4800.
-        overlap: Whether to communicate while modules compute (also on CUDA, where no GPU has run this). A module's gather is
-            issued when the module before it has its weights, and its reduction ends while the next module's backward runs.
-            This takes the memory of one more gathered module and of one module's gradients. Results are the same bits.
-            A later part of backward() raises the error of a reduction. With HSDP, with gradients that are cast, and where
-            hooks wait for gradients, only gathers overlap. Do not read `.grad` before backward() has ended.
+        overlap: Whether to communicate while modules compute (also on CUDA, where no GPU has run this), which takes the memory
+            of one more gathered module and of one module's gradients. Results are the same bits. A later part of backward()
+            raises the error of a reduction. With HSDP, with gradients that are cast, and where hooks wait for gradients, only
+            gathers overlap. Do not read `.grad` before backward() has ended.
         replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
             FSDP2 itself issues this all_reduce of flat buffers: norms and biases are coded too, buffers under the group's
             min_bytes are not. The codec becomes the `all_reduce` of the group's policy and codes its other all_reduces too.
@@ -102,8 +97,7 @@ def quantize(
             from each rank's gradients. Buffers that are sent exactly as a whole go over the flat group.
 
     Returns:
-        A handle to save with model and optimizer. With it a resumed run has the same random draws and levels as a run
-        without a break.
+        A handle to save with model and optimizer: with it a resumed run has the draws and levels of a run without a break.
 
     Raises:
         ValueError: The model has no wrapped module, is quantized already, or has several parameter groups in one module; a
@@ -137,7 +131,7 @@ def quantize(
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
-    comms = [plan.install(deferred, levels) for plan in plans]
+    comms = [install(plan, deferred, levels) for plan in plans]
     if overlap:
         pairs = zip(groups, comms, strict=True)
         early = [(g, gather.weights) for g, (gather, _) in pairs if not gather.master]

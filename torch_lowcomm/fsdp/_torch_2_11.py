@@ -77,10 +77,8 @@ class ParameterGroup:
         return self._private.device
 
     def prefetch(self) -> bool:
-        """Issues the gather that the module's forward will wait for.
-
-        Returns:
-            False if the module has its weights or its gather is under way.
+        """Issues the gather that the module's forward will wait for; False if the module has its weights or its gather is
+        under way.
         """
         if self._private.is_unsharded or self._private._all_gather_result is not None:
             return False
@@ -118,10 +116,7 @@ class ParameterGroup:
 
 
 def _gradient_dtype(p: Any) -> torch.dtype | None:
-    """The dtype that FSDP2 casts a parameter's reduced gradient to; None if it keeps the reduction's.
-
-    Later torch lets a parameter say it (`grad_dtype`).
-    """
+    """The dtype to which FSDP2 casts a parameter's reduced gradient (in later torch its `grad_dtype`); None: the reduction's."""
     return p.sharded_grad_dtype if hasattr(p, "sharded_grad_dtype") else p.sharded_param.dtype
 
 
@@ -133,12 +128,7 @@ def _groups_of(module: FSDPModule) -> list[Any]:
 
 
 def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
-    """Yields every parameter group of a model wrapped by `fully_shard`, in the order of `model.modules()`.
-
-    Raises:
-        ValueError: A module has several parameter groups (per-parameter meshes), which torch's custom comms exclude, or
-            is wrapped by `replicate`, which shards nothing.
-    """
+    """Yields every parameter group of a model wrapped by `fully_shard`, in the order of `model.modules()`."""
     names: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)
@@ -209,11 +199,9 @@ class _AtEnd:
 
 
 def at_end_of_backward(callback: Callable[[], None], broken: Callable[[], None]) -> None:
-    """Has a function called when the backward pass under way has run, after FSDP2's own callback.
-
-    Args:
-        callback: The function; backward() raises what it raises.
-        broken: Called in its place if the pass ends by an error, before backward() raises this error. It must not raise.
+    """Has a function called when the backward pass under way has run, after FSDP2's own callback; backward() raises what it
+    raises. If the pass ends by an error, `broken`, which must not raise, is called in its place before backward() raises
+    this error.
     """
     Variable._execution_engine.queue_callback(_AtEnd(callback, broken))
 

@@ -27,15 +27,12 @@ class State(NotCopied):
     the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD. There use a policy on each of the two
     groups: "all_gather=…; reduce_scatter=…" on the one that shards, "all_reduce=…" on the one that replicates.
 
-    With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op. With a random codec
-    a resumed run then does not have the bits of the unbroken run. `lc.ddp.hook` on DDP is the same training, and has them.
+    With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op: a resumed run then
+    does not have the bits of the unbroken run. `lc.ddp.hook` on DDP is the same training, and has them.
 
     Args:
         gradients: Codec of the reduce-scatters, or of NO_SHARD's all_reduces; "none" for exact.
-        group: The model's process group; None for the default group.
-
-    Raises:
-        ValueError: The codec is wrong, or the group is not of backend lowcomm.
+        group: The model's process group, of backend lowcomm; None for the default group.
     """
 
     def __init__(self, *, gradients: str = "qsgd8:bucket=1024", group: dist.ProcessGroup | None = None) -> None:
@@ -71,16 +68,13 @@ class State(NotCopied):
 def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
     """Averages a flat gradient over the group, for `FullyShardedDataParallel.register_comm_hook`.
 
-    Each slice is encoded for its owner, which decodes and averages in rank order in float32; its own part is not coded.
+    Each slice is encoded for its owner, which decodes and averages in rank order in float32; its own part is not coded. An
+    element that the codec refuses (a NaN) is a ValueError on the rank that has it, on others a DistBackendError.
 
     Args:
         state: The state of this model.
         gradient: The whole gradient, [W·n]; averaged in place if there is no output (NO_SHARD).
         output: This rank's slice, [n].
-
-    Raises:
-        ValueError: The codec refuses an element (a NaN), on the rank that has it.
-        DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
     """
     why = f"its dtype is {gradient.dtype}" if gradient.dtype not in _CODED else None
     why = "inside lc.exact()" if _C.in_exact() else why

@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._host_levels import HostLevels, hosts_of_mesh
+from torch_lowcomm._host_levels import HostLevels
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of
@@ -19,12 +19,7 @@ from torch_lowcomm.reduction import as_op
 
 
 def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
-    """Returns the mesh if its rows are the hosts of every group.
-
-    Raises:
-        TypeError: `mesh` is not a DeviceMesh.
-        ValueError: The mesh does not have two named dimensions, or has other ranks or another order than a group that shards.
-    """
+    """Returns the mesh if it has two named dimensions and its rows are the hosts of every group."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"fsdp.quantize: hosts: expected a DeviceMesh (hosts x ranks), got {type(mesh).__name__}")
     names = mesh.mesh_dim_names or ()
@@ -54,16 +49,12 @@ class HostComms(NotCopied):
     Args:
         mesh: A mesh [hosts, ranks of a host] with named dimensions.
         timeout: Progress deadline of the groups of both levels.
-
-    Raises:
-        DistBackendError: Ranks have different meshes, or a rank did not come.
     """
 
     _instead = "make a new one"
 
     def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
-        between, inside = mesh.mesh_dim_names or ("", "")
-        self._levels = HostLevels(hosts_of_mesh(mesh, inside, between), "none", timeout)
+        self._levels = HostLevels(mesh.mesh.cpu(), "none", timeout)
         self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
 

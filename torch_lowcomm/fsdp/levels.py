@@ -35,11 +35,7 @@ class ParameterRun:
 
 
 def learning_steps(steps: Sequence[int] | None, codecs: Sequence[str]) -> tuple[int, ...]:
-    """Returns the optimizer steps at which levels are learned: `steps`, or by default the paper's if a codec has levels.
-
-    Raises:
-        ValueError: A step is not an integer or is negative, steps do not ascend, or no codec has levels.
-    """
+    """Returns the optimizer steps at which levels are learned: `steps`, or by default the paper's if a codec has levels."""
     has_levels = any(codec.startswith("levels") for codec in codecs)
     if steps is None:
         return PAPERS_STEPS if has_levels else ()
@@ -78,12 +74,8 @@ class Levels:
         )
 
     def at(self, step: int, buffers: Sequence[torch.Tensor], group: dist.ProcessGroup) -> _C.Layout:
-        """Returns the layout at an optimizer step. Where learning is due it learns first, which is collective.
-
-        Args:
-            step: Number of optimizer steps done.
-            buffers: The buffers to encode, [elements of the layout] each; buckets do not cross buffers.
-            group: The ranks that agree on the levels.
+        """Returns the layout at an optimizer step. Where learning is due it learns first, which is collective over `group`,
+        from buffers of [elements of the layout] that are about to be encoded; buckets do not cross buffers.
         """
         due = max((s for s in self._learn_at if s <= step), default=-1)  # late if that step's buffer was sent exactly
         if self.learns and due > self._learned_at:
@@ -142,11 +134,7 @@ class Levels:
         self._set(self.check(state), int(state["learned_at"]))
 
     def check(self, state: dict[str, Any]) -> dict[int, _C.LevelTable]:
-        """Returns the tables in a checkpoint's state.
-
-        Raises:
-            ValueError: They are of another model or codec; the first difference is named.
-        """
+        """Returns the tables in a checkpoint's state; refuses those of another model or codec by the first difference."""
         mine, theirs = [self._identity(i) for i in self._learning], list(state["tensors"])
         for ours, other in itertools.zip_longest(mine, theirs, fillvalue="no other tensor"):
             if ours != other:

@@ -6,10 +6,8 @@ import torch
 
 
 def _checksum(flat: torch.Tensor) -> tuple[int, ...]:
-    """Returns sums of the elements' bits as integers, plain and weighted by row and column.
-
-    The sums are hardly ever the same after a write; the weights detect elements that have changed places. For a CUDA tensor
-    it waits for the device.
+    """Returns sums of the elements' bits as integers, plain and weighted by row and column. They are hardly ever the same
+    after a write; the weights detect elements that have changed places. For a CUDA tensor it waits for the device.
     """
     bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
     whole = bits.numel() // 1024 * 1024
@@ -26,11 +24,8 @@ class QuantizedMaster:
     Encoding the decoded shard again would give other codes: a lattice's random shift would move it once more, and even a
     nearest grid's ends move by their last bits. So the encoded values are kept until the shard is written again, and are sent
     again; this takes one more copy of the shard. A checksum detects a write that no version shows (`p.data`, a local
-    tensor), and the shard is then encoded as it is.
-
-    Args:
-        shards: Returns each parameter's flat shard as it is now.
-        runs: (parameter, first element, count) of the coded ones.
+    tensor), and the shard is then encoded as it is. `shards` returns each parameter's flat shard as it is now; `runs` are
+    (parameter, first element, count) of the coded ones.
     """
 
     def __init__(self, shards: Callable[[], list[torch.Tensor]], runs: Sequence[tuple[int, int, int]]) -> None:

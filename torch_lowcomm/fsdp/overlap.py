@@ -1,13 +1,9 @@
-"""Communication while a module computes, where FSDP2 would wait for every op at once.
+"""Communication while a module computes, where FSDP2 would wait for every op at once; no bit of any result changes.
 
 On the CPU FSDP2 has no streams. On CUDA the host waits for an op of lowcomm, and FSDP2 would wait before it launches the
-kernels that could run meanwhile.
-
-* Gathers: FSDP2 gets the Work and waits for it where it copies the weights out. `ForwardPrefetch` issues gathers of the
-  forward pass early; FSDP2 itself prefetches in the backward pass.
-* Reductions: FSDP2 uses the output at once. `DeferredReductions` waits for it, and adds to gradients, in its place.
-
-Neither changes a bit of any result.
+kernels that could run meanwhile. A gather's Work it gets, and waits for it where it copies the weights out;
+`ForwardPrefetch` issues gathers of the forward pass early, FSDP2 itself those of the backward pass. A reduction's output it
+uses at once: `DeferredReductions` waits for it, and adds to gradients, in its place.
 """
 
 import contextlib
@@ -54,15 +50,24 @@ class DeferredReductions:
     def __init__(self) -> None:
         self._under_way: _Reduction | None = None
 
-    def add(self, reduction: _Reduction) -> None:
-        """Starts to wait for a reduction, at the latest at the end of this backward pass; no other may be under way."""
+    def take(self, group: fsdp2.ParameterGroup, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
+        """Takes a reduction of all gradients of a module's `group`, to wait for it by the end of this backward pass.
+
+        It has just been issued, after a `wait()` for the one before, and FSDP2 is about to make `.grad`s of its output; after the
+        op SUM it divides. False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
+        """
+        at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
+        if at_once or not group.only_stores_reduced(output.dtype):
+            return False
+        stream = torch.accelerator.current_stream(output.device) if output.is_cuda else None
+        reduction = _Reduction(work, group.take_gradients(), stream)
         fsdp2.at_end_of_backward(self.wait, self.settle)
         self._under_way = reduction
+        return True
 
     def settle(self) -> None:
-        """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap.
-
-        The pass raises its own error; an error of the reduction is logged.
+        """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap. The
+        pass raises its own error; an error of the reduction is logged.
         """
         try:
             self.wait()
@@ -70,41 +75,10 @@ class DeferredReductions:
             logger.warning("fsdp: a backward pass broke off, and the reduction under way in it failed: %s", error)
 
     def wait(self) -> None:
-        """Waits for the reduction under way, if any.
-
-        Raises:
-            ValueError, DistBackendError: The reduction raised it.
-        """
+        """Waits for the reduction under way, if any, and raises its error."""
         reduction, self._under_way = self._under_way, None
         if reduction is not None:
             reduction.end()
-
-
-class ModuleReductions:
-    """Passes one module's reductions to the `DeferredReductions` of its model."""
-
-    def __init__(self, deferred: DeferredReductions, group: fsdp2.ParameterGroup) -> None:
-        self.wait = deferred.wait
-        self._deferred = deferred
-        self._group = group
-
-    def take(self, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
-        """Takes a reduction of all the module's gradients, to wait for it later.
-
-        Args:
-            work: The reduction, just issued, after a `wait()` for the one before.
-            output: Its output, of which FSDP2 is about to make `.grad`s.
-            op: Its reduce op. FSDP2 divides after a SUM.
-
-        Returns:
-            False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
-        """
-        at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
-        if at_once or not self._group.only_stores_reduced(output.dtype):
-            return False
-        stream = torch.accelerator.current_stream(output.device) if output.is_cuda else None
-        self._deferred.add(_Reduction(work, self._group.take_gradients(), stream))
-        return True
 
 
 class ForwardPrefetch:

@@ -1,4 +1,4 @@
-"""Plans a wrapped module: which of its parameters are coded, in which layout, by which comm objects."""
+"""Plans a wrapped module: which of its parameters are coded, and in which layout."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from torch import nn
 
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter
-from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
-from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
-from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
-from torch_lowcomm.groups import backend_of
 
 MIN_ELEMENTS = 1024
 
@@ -29,12 +25,8 @@ def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | N
 def runs_of(
     parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
 ) -> list[ParameterRun]:
-    """Returns the runs of parameters in a flat buffer.
-
-    Args:
-        parameters: (parameter, whether it is coded), in the buffer's order.
-        codec: Codec of the coded ones; the others have "none".
-        unit: The dtype in which elements are counted; None for each parameter's own dtype.
+    """Returns the runs of (parameter, whether it is coded) in a flat buffer; those that are not coded have "none". Elements
+    are counted in the dtype `unit`; None: in each parameter's own.
     """
     runs, first = [], 0
     for p, coded in parameters:
@@ -48,15 +40,9 @@ def runs_of(
 def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dtype | None:
     """Returns the dtype as which one flat buffer can be coded that FSDP2 gathers as bytes: parameters have several dtypes.
 
-    It is the dtype of all coded parameters. The bytes of the others are sent as `none` elements of this dtype, so that each of
-    them must be whole elements of it.
-
-    Args:
-        parameters: (parameter, whether it is coded), in the buffer's order.
-
-    Returns:
-        The dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter
-        decides itself what is gathered, or a parameter's bytes are not whole elements.
+    It is the dtype of all coded parameters, of which pairs tell. The bytes of the others are sent as `none` elements of this
+    dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter decides
+    itself what is gathered, or a parameter's bytes are not whole elements.
     """
     if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
         return None
@@ -79,12 +65,7 @@ class Choices:
     learn_at: Sequence[int] | None
 
     def checked(self) -> Choices:
-        """Returns the choices with canonical codecs and the steps at which levels are learned.
-
-        Raises:
-            ValueError: A codec, `master` or `learn_at` is wrong.
-            TypeError: `exact` is not a function.
-        """
+        """Returns the choices with canonical codecs and the steps at which levels are learned."""
         if self.exact is not None and not callable(self.exact):
             raise TypeError(
                 "fsdp.quantize: exact: expected a function of (name, parameter), for example "
@@ -112,11 +93,7 @@ class Plan:
 
     @classmethod
     def of(cls, g: ParameterGroup, chosen: Choices) -> Plan:
-        """Plans one group.
-
-        Raises:
-            ValueError: The group's master cannot be quantized.
-        """
+        """Plans one group; raises ValueError where its master cannot be quantized."""
         coded = [is_coded(p, chosen.exact) for p in g.parameters]
         pairs = list(zip(g.parameters, coded, strict=True))
         trained = [pairs[i] for i in g.reduced_order() if g.parameters[i].parameter.requires_grad]
@@ -129,36 +106,6 @@ class Plan:
             master = QuantizedMaster(g.live_shards, written)
         reduced = Levels(runs_of(trained, chosen.gradients), chosen.learn_at or ())
         return cls(g, coded, Levels(runs, chosen.learn_at or ()), reduced, master, unit)
-
-    def install(
-        self, deferred: DeferredReductions | None, levels: HostComms | None
-    ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
-        """Installs the comm objects in the wrapped module. It cannot fail, because the ranks have agreed."""
-        g = self.group
-        carrier = levels or backend_of(g.group)
-        gather = QuantizedAllGather(
-            g.group,
-            self.gather,
-            carrier.reserve_slots(len(self.gather.layout)),
-            g.live_parameters,
-            master=self.master,
-            unit=self.unit,
-            overlap=deferred is not None,
-            carrier=levels,
-        )
-        reduction = QuantizedReduceScatter(
-            g.group,
-            self.reduce,
-            # Every segment of every slice has separate draws.
-            carrier.reserve_slots(len(self.reduce.layout) * g.group.size()),
-            g.trained,
-            gather.weights,
-            deferred=ModuleReductions(deferred, g) if deferred is not None else None,
-            carrier=levels,
-        )
-        g.module.set_custom_all_gather(gather)
-        g.module.set_custom_reduce_scatter(reduction)
-        return gather, reduction
 
 
 def _expect_own_master(g: ParameterGroup) -> None:

@@ -38,12 +38,12 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     versions = _versions(optimizer)
-    if versions and _writes_nothing(optimizer):
-        for version in versions:
-            version.overlook()
-        return
+    writes_nothing = bool(versions) and _writes_nothing(optimizer)
     for version in versions:
-        version.note_step()
+        if writes_nothing:
+            version.overlook()
+        else:
+            version.note_step()
 
 
 class WeightVersion:

@@ -17,7 +17,8 @@ class Heartbeat:
     """Counts up at the store and watches the other machines count, on a separate thread.
 
     A machine is alive while its number has changed within `lost_after_s` by this machine's clock, unless it says that it has
-    left. Clocks of different machines are never compared, and while this machine is stopped nobody else grows old.
+    left. Clocks of different machines are never compared, and while this machine is stopped no other one grows old. Methods that
+    need the store raise ConnectionError if it is lost.
 
     Args:
         store: A separate client, so that other threads' calls do not hold it up.
@@ -26,7 +27,6 @@ class Heartbeat:
 
     Raises:
         ValueError: A living machine already has this id.
-        ConnectionError: The store is lost.
     """
 
     def __init__(self, store: PatientStore, machine_id: str, *, lost_after_s: float) -> None:
@@ -48,11 +48,7 @@ class Heartbeat:
         self._thread.start()
 
     def alive(self) -> set[str]:
-        """Ids of the machines that are alive, including this one.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """Ids of the machines that are alive, including this one."""
         self._expect_store()
         with self._lock:
             now = self._watched
@@ -67,24 +63,15 @@ class Heartbeat:
             return lost - {self._id}
 
     def has_left(self, machine: str) -> bool:
-        """Asks the store whether a machine says that it has left, which `alive` knows only later.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
-        value = self._store.find(self._key(machine))
-        return value is not None and _left(value)
+        """Asks the store whether a machine says that it has left, which `alive` knows only later."""
+        return _left(self._said(machine))
 
     def has_come_back(self, machine: str) -> bool:
-        """Asks the store whether a machine that `gone` has shows a sign of life again, which `gone` knows only later.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """Asks the store whether a machine that `gone` has shows a sign of life again, which `gone` knows only later."""
         with self._lock:
             before, _ = self._seen[machine]
-        value = self._store.find(self._key(machine))
-        return value is not None and not _left(value) and value != before
+        value = self._said(machine)
+        return value not in ("", before) and not _left(value)
 
     def heard(self, machine: str) -> None:
         """Counts another message of a machine as a sign of life."""
@@ -96,7 +83,7 @@ class Heartbeat:
         """Whether the other machines were looked at a moment ago; not so after this machine was stopped.
 
         Raises:
-            ConnectionError: The store is lost, another process has taken this machine's place, or this machine has left.
+            ConnectionError: Another process has taken this machine's place, or this machine has left.
         """
         self._expect_store()
         if self._stop.is_set():
@@ -113,13 +100,9 @@ class Heartbeat:
             return self._stepped.get(machine, (0, -math.inf))[1]
 
     def in_place(self) -> bool:
-        """Whether no other process has taken this one's place.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
-        there = self._store.find(self._key(self._id))
-        return there is None or there.startswith(self._nonce)
+        """Whether no other process has taken this one's place."""
+        there = self._said(self._id)
+        return not there or there.startswith(self._nonce)
 
     def stop(self) -> None:
         """Ends the signs of life, and tells the others, who need not wait for silence.
@@ -136,17 +119,18 @@ class Heartbeat:
         if self._failed is not None:
             raise ConnectionError(str(self._failed)) from self._failed
 
-    def _key(self, machine: str) -> str:
-        return f"beat/{machine}"
+    def _said(self, machine: str) -> str:
+        """Returns a machine's last sign of life at the store, "" where there is none."""
+        return (self._store.find(_key(machine)) or b"").decode()
 
     def _expect_alone(self) -> None:
         """Raises if another process counts under this id. The number of a machine that died does not change."""
-        before = self._store.find(self._key(self._id))
-        if before is None:
+        before = self._said(self._id)
+        if not before:
             return
         deadline = time.monotonic() + self._lost_after_s
         while time.monotonic() < deadline:
-            if self._store.find(self._key(self._id)) != before:
+            if self._said(self._id) != before:
                 raise ValueError(
                     f"membership: machine_id: expected one that no living machine has, got {self._id!r}: another process "
                     "is at the store under it"
@@ -164,18 +148,18 @@ class Heartbeat:
                 f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
             )
         steps = f"{_STEPS}{self._steps}" if self._steps and count != _LEFT else ""
-        self._store.set(self._key(self._id), f"{self._nonce}:{count}{steps}")
+        self._store.set(_key(self._id), f"{self._nonce}:{count}{steps}")
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
         asked = time.monotonic()
         for number in range(1, self._store.add("ids", 0) + 1):
             if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
-                self._ids[number] = found  # else the machine has its number and has not set its id yet
+                self._ids[number] = found.decode()  # else the machine has its number and has not set its id yet
         machines = list(dict.fromkeys(self._ids.values()))
-        values = self._store.get_all([self._key(machine) for machine in machines])
+        values = self._store.get_all(list(map(_key, machines)))
         now = time.monotonic()
-        for machine, value in zip(machines, values, strict=True):
+        for machine, value in zip(machines, map(bytes.decode, values), strict=True):
             with self._lock:
                 steps = int(value.partition(_STEPS)[2] or 0)
                 if machine not in self._seen or self._seen[machine][0] != value:
@@ -193,12 +177,16 @@ class Heartbeat:
                 count += 1
                 self._beat(count)
                 self._watch()
-        except Exception as error:  # whatever it is, nobody else would hear of it
+        except Exception as error:  # whatever it is, it would be lost with this thread
             logger.error("%s", error)
             self._failed = error
             return
         with contextlib.suppress(ConnectionError):  # then the others go by its silence
             self._beat(_LEFT)
+
+
+def _key(machine: str) -> str:
+    return f"beat/{machine}"
 
 
 def _left(value: str) -> bool:

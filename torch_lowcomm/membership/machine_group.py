@@ -7,7 +7,7 @@ from datetime import timedelta
 from torch.distributed import DistBackendError, PrefixStore, Store
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_gloo, make_nccl
+from torch_lowcomm._create import make_nccl
 from torch_lowcomm.membership.site import Site
 
 
@@ -73,7 +73,6 @@ class Connector:
                         self._timeout,
                         f"lowcomm-members-{number}-{stripe}",
                         list(range(len(machines))),
-                        make_gloo,
                         make_nccl,
                     )
                 )

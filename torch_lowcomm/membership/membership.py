@@ -10,7 +10,6 @@ from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._create import without_nccl
 from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -35,7 +34,7 @@ class Membership(NotCopied):
 
     The machines' own process groups are not touched. A group that lost a machine is given up, and another group is formed with
     new connections and a new epoch in every frame. A machine that was stopped and wakes up finds its old group gone, and
-    enters the next one. If the store is lost, every machine raises ConnectionError.
+    enters the next one. If the store is lost, every method that needs it raises ConnectionError on every machine.
 
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
@@ -97,7 +96,7 @@ class Membership(NotCopied):
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
         self._id, self._timeout_s = machine_id, timeout.total_seconds()
         groups = PrefixStore("lowcomm/groups", store)
-        self._connector = Connector(groups, machine_id, self._site, without_nccl(options), timeout)
+        self._connector = Connector(groups, machine_id, self._site, options or _C.Options(), timeout)
         self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
         self._site.told(lambda: self._lead(store, lost_after_s, min_machines=min_machines, patience_s=patience_s))
@@ -122,11 +121,7 @@ class Membership(NotCopied):
         return self._formed
 
     def alive(self) -> set[str]:
-        """Ids of the machines that show a sign of life, in the group or not.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """Ids of the machines that show a sign of life, in the group or not."""
         return set(self._site.told(lambda: sorted(self._beat.alive())))
 
     def agree(self, what: str, text: str) -> None:
@@ -138,41 +133,28 @@ class Membership(NotCopied):
 
         Raises:
             ValueError: The first machine's description differs.
-            ConnectionError: The store is lost.
             DistBackendError: A rank of this site was lost.
         """
         with self._ending_on(DistBackendError):
             whole = "\n".join(dict.fromkeys(self._site.all_gather(text)))
-            self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole), whole))
+            self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole).decode(), whole))
 
     def first(self, what: str, text: str) -> str:
-        """Returns the text that the first machine of this store gave for `what`.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
-        return self._site.told(lambda: self._store.set_first(f"first/{what}", text))
+        """Returns the text that the first machine of this store gave for `what`."""
+        return self._site.told(lambda: self._store.set_first(f"first/{what}", text).decode())
 
     def site_values(self, mine: list[int], error: Exception | None = None) -> list[list[int]]:
         """Returns the values of every rank of this site, by rank; or raises on all of them if one has an error.
 
-        Args:
-            mine: This rank's values.
-            error: What this rank raises, or None.
-
         Raises:
-            Exception: `error`.
+            Exception: `error`, on the rank that gave it.
             DistBackendError: Another rank of the site had an error, or was lost.
         """
         self._site.agree(error)
         return self._site.all_gather(mine)
 
     def waiting(self) -> bool:
-        """Whether a machine waits for the next group. This is the view of this machine; others may not have it yet.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """Whether a machine waits for the next group. This is the view of this machine; others may not have it yet."""
         formed = self._formed
         return formed is not None and self._site.told(lambda: self._rounds.waiting(formed.number))
 
@@ -182,8 +164,8 @@ class Membership(NotCopied):
 
     def leave_at(self, number: int) -> int | None:
         """Returns the step that `set_leave_at` told for group `number`, or None."""
-        step = self._site.told(lambda: self._store.find(f"{number}/leave_at"))
-        return None if step is None else int(step)
+        step = self._site.told(lambda: int(self._store.find(f"{number}/leave_at") or -1))
+        return None if step < 0 else step
 
     def form(self, stripes: Sequence[int] = (0,)) -> MachineGroup:
         """Gives the last group up and forms another of the machines that are alive.
@@ -200,7 +182,8 @@ class Membership(NotCopied):
             ConnectionError: The store is lost or too slow, or another process has this machine's place.
             DistBackendError: A rank of this site was lost.
         """
-        self._abort()
+        if self._formed is not None:
+            self._formed.abort()
         with self._ending_on(DistBackendError, ConnectionError):
             for _ in range(_ATTEMPTS):
                 # For as long as the time-out at once: the site's other ranks wait for the first one for twice as long.
@@ -252,8 +235,5 @@ class Membership(NotCopied):
         """Ends the group at the end of a process that has not called leave()."""
         if self._beat is not None:
             self._beat.stop()
-        self._abort()
-
-    def _abort(self) -> None:
         if self._formed is not None:
             self._formed.abort()

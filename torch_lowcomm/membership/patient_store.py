@@ -1,86 +1,186 @@
 """A store client with a deadline for every call; torch's clients wait for as long as the connection looks alive."""
 
 import contextlib
+import json
 import queue
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import DistStoreError, Store
 
 _SLICES = 10  # of a deadline
+_PIECE = 1 << 20  # bytes of a long value
+_LIMIT = 8 << 20  # of a value: TCPStore closes the connection there
+_VANISHED_S = 60.0  # for a key that was there, and was deleted before it was read
 
 
 class PatientStore:
     """A client whose every call has a deadline. Once a call has passed its deadline, the client is lost for good.
 
     Calls run on a separate thread. A cut link may hold this thread for many minutes (TCP's time-out); it does not hold the
-    callers.
+    callers. Every method that asks the store raises ConnectionError if it is lost or does not answer in time.
+
+    No key that may be deleted is ever empty: TCPStore returns an empty value for a key that is deleted while it is read.
 
     Args:
-        store: A client that nobody else uses.
+        store: A client for this object alone.
         patience_s: Deadline of a call, in seconds.
 
     Attributes:
-        sent_bytes: Bytes of keys and values, without the store's own framing, except those of ask() and later().
+        sent_bytes: Bytes of keys and values, without the store's own framing.
+        received_bytes: Bytes of values.
     """
 
     def __init__(self, store: Store, patience_s: float) -> None:
         self._store, self._patience_s = store, patience_s
+        self._vanished_s = min(_VANISHED_S, patience_s / 2)
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any] | None]] = queue.SimpleQueue()
         self._lost: str | None = None
-        self.sent_bytes = 0
+        self.sent_bytes = self.received_bytes = 0
         threading.Thread(target=self._serve, name="lowcomm-store", daemon=True).start()
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number and returns the sum.
+        """Adds to a number and returns the sum."""
+        self.sent_bytes += len(key)
+        return self._ask(lambda: self._store.add(key, amount))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Sets a key.
 
         Raises:
-            ConnectionError: The store is lost or does not answer in time; so in the other methods.
+            ValueError: TCPStore does not take such a long value.
         """
-        self.sent_bytes += len(key)
-        return self.ask(lambda: self._store.add(key, amount))
-
-    def set(self, key: str, value: str) -> None:
-        """Sets a key."""
+        self._expect_fits(key, value)
         self.sent_bytes += len(key) + len(value)
-        self.ask(lambda: self._store.set(key, value))
+        self._ask(lambda: self._store.set(key, value))
 
     def set_later(self, key: str, value: str) -> None:
-        """Sets a key after the calls before it, and does not wait for it."""
+        """Sets a key after the calls before it, and does not wait for it. If it fails, the next call raises."""
         self.sent_bytes += len(key) + len(value)
-        self.later(lambda: self._store.set(key, value))
+        self._later(lambda: self._store.set(key, value))
 
-    def find(self, key: str) -> str | None:
+    def find(self, key: str) -> bytes | None:
         """Returns the value of a key, or None if it is not set."""
-        self.sent_bytes += 2 * len(key)
-        return self.ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+        self.sent_bytes += len(key)
+        if not self._ask(lambda: self._store.check([key])):
+            return None
+        return self._received(key, lambda: self._get(key, self._vanished_s))
+
+    def find_all(self, keys: list[str]) -> list[bytes | None]:
+        """Returns the values of keys, None for those that are not set: in one call if all are set."""
+        if keys and self.has_all(keys):
+            with contextlib.suppress(TimeoutError):
+                return [value or None for value in self.get_all(keys)]
+        return [self.find(key) for key in keys]
 
     def has_all(self, keys: list[str]) -> bool:
         """Whether all of these keys are set, in one call."""
         self.sent_bytes += sum(map(len, keys))
-        return self.ask(lambda: self._store.check(keys))
+        return self._ask(lambda: self._store.check(keys))
 
-    def get_all(self, keys: list[str]) -> list[str]:
-        """Returns the values of keys, all of them set, in one call."""
-        self.sent_bytes += sum(map(len, keys))
-        return self.ask(lambda: [value.decode() for value in self._store.multi_get(keys)])
-
-    def set_first(self, key: str, value: str) -> str:
-        """Sets a key unless it is set already; returns its value now."""
-        self.sent_bytes += len(key) + len(value)
-        return self.ask(lambda: self._store.compare_set(key, "", value).decode())
-
-    def ask(self, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:
-        """Makes the caller's own call at the store and returns its result.
-
-        Args:
-            call: Runs on this client's thread.
-            wait_s: Seconds that the call itself may wait for something, in addition to the client's patience.
+    def get_all(self, keys: list[str]) -> list[bytes]:
+        """Returns the values of keys that are all set, in one call.
 
         Raises:
-            ConnectionError: The store is lost or does not answer in time.
+            TimeoutError: One of them is not set.
         """
+
+        def call() -> list[bytes] | None:
+            self._store.set_timeout(timedelta(seconds=self._vanished_s))
+            try:
+                return self._store.multi_get(keys)
+            except DistStoreError:  # a time-out; a lost connection is another error
+                return None
+
+        self.sent_bytes += sum(map(len, keys))
+        values = self._ask(call)
+        if values is None:
+            raise TimeoutError(f"expected {keys} at the store, got not all of them")
+        self.received_bytes += sum(map(len, values))
+        return values
+
+    def wait_for(self, key: str, seconds: float) -> bytes | None:
+        """Returns the value of a key as soon as it has one, or None if it has none in time. The store tells, without polls."""
+        return self._received(key, lambda: self._get(key, seconds), wait_s=seconds)
+
+    def swap(self, key: str, expected: bytes, desired: str | bytes) -> bytes:
+        """Sets a key if its value is `expected` (b"": not set); returns its value now. ValueError as in `set`."""
+        self._expect_fits(key, desired)
+        self.sent_bytes += len(expected) + len(desired)
+        return self._received(key, lambda: self._store.compare_set(key, expected, desired))
+
+    def set_first(self, key: str, value: str | bytes) -> bytes:
+        """Sets a key unless it is set already; returns its value now."""
+        return self.swap(key, b"", value)
+
+    def delete_later(self, keys: list[str]) -> None:
+        """Deletes keys, in this order, while the caller does other things."""
+        for key in keys:
+            self.sent_bytes += len(key)
+            self._later(lambda key=key: self._store.delete_key(key))
+
+    # ---- values of any size, in pieces, with a head that is written last ----
+    def put_large(self, key: str, value: bytes, **head: Any) -> None:
+        """Sets `key/0`, `key/1`, … to pieces of a value, then `key` to {"bytes": its length, **head} in JSON."""
+        for i, begin in enumerate(range(0, len(value), _PIECE)):
+            self.set(f"{key}/{i}", value[begin : begin + _PIECE])
+        self.set(key, json.dumps({"bytes": len(value), **head}))
+
+    def find_large(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """Returns the head and the value that `put_large` set, or None if they are not set or are being deleted.
+
+        Raises:
+            ValueError: The pieces do not have the length that the head says.
+        """
+        head = self.find(key)
+        if head is None:
+            return None
+        told = json.loads(head)
+        value = b"".join(self.find(piece) or b"" for piece in _pieces(key, told["bytes"]))
+        if len(value) != told["bytes"]:
+            if self.find(key) is None:
+                return None
+            raise ValueError(f"{key} at the store: expected {told['bytes']} bytes, got {len(value)}")
+        return told, value
+
+    def delete_large_later(self, key: str, size: int | None = None) -> bool:
+        """Deletes a value that `put_large` set, its head first; returns whether it is there.
+
+        Args:
+            key: Its key.
+            size: Its length; None for that which the head says.
+        """
+        if size is None:
+            head = self.find(key)
+            if head is None:
+                return False
+            size = json.loads(head)["bytes"]
+        self.delete_later([key, *_pieces(key, size)])
+        return True
+
+    # ---- calls on the client's thread ----
+    @staticmethod
+    def _expect_fits(key: str, value: str | bytes) -> None:
+        if len(value) >= _LIMIT:
+            raise ValueError(f"{key}: expected less than {_LIMIT} bytes, got {len(value)}: too many estimates")
+
+    def _get(self, key: str, seconds: float) -> bytes | None:
+        self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
+        try:
+            return self._store.get(key) or None  # b"": it was deleted after the wait
+        except DistStoreError:
+            return None
+
+    def _received(self, key: str, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:
+        self.sent_bytes += len(key)
+        value = self._ask(call, wait_s=wait_s)
+        self.received_bytes += len(value or b"")
+        return value
+
+    def _ask(self, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:
+        """Returns the result of a call, which itself may wait for `wait_s` seconds in addition to the client's patience."""
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if self._lost is None:
             self._calls.put((call, answer))
@@ -94,8 +194,7 @@ class PatientStore:
                 self._lost = str(error)
         raise ConnectionError(f"membership: lost the store: {self._lost}")
 
-    def later(self, call: Callable[[], Any]) -> None:
-        """Makes a call after those before it and does not wait for it. If it fails, the next call raises."""
+    def _later(self, call: Callable[[], Any]) -> None:
         if self._lost is None:
             self._calls.put((call, None))
 
@@ -118,3 +217,7 @@ class PatientStore:
                 answer.put((value, error))
             elif error is not None:
                 self._lost = str(error)
+
+
+def _pieces(key: str, size: int) -> list[str]:
+    return [f"{key}/{i}" for i in range(-(-size // _PIECE))]

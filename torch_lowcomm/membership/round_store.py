@@ -1,4 +1,4 @@
-"""Rounds as a store has them: the machines that have entered one, those it was closed with, and which of these connect."""
+"""Rounds as a store has them."""
 
 import json
 
@@ -8,12 +8,7 @@ _THERE, _WITHDRAWN = "+", "-"  # before the id of a machine at its place
 
 
 class RoundStore:
-    """Rounds by number, from 1. All methods raise ConnectionError if the store is lost.
-
-    Args:
-        store: A separate client.
-        machine_id: Id of this machine.
-    """
+    """Rounds by number, from 1: the machines that have entered one, those it was closed with, and which of these connect."""
 
     def __init__(self, store: PatientStore, machine_id: str) -> None:
         self._store, self._id = store, machine_id
@@ -36,7 +31,7 @@ class RoundStore:
     def places(self, number: int) -> tuple[dict[str, str], set[str]]:
         """Returns the machines in a round, by key and in the order in which they came; and those that have withdrawn."""
         keys = [f"{number}/place/{place + 1}" for place in range(self._store.add(f"{number}/entered", 0))]
-        found = {key: value for key in keys if (value := self._store.find(key))}
+        found = {key: value.decode() for key in keys if (value := self._store.find(key))}
         # One that died and came again has several places, of which the last counts.
         last = {value[1:]: key for key, value in found.items()}
         here = {key: machine for machine, key in last.items() if found[key].startswith(_THERE)}
@@ -63,10 +58,10 @@ class RoundStore:
 
     def unready(self, number: int, members: list[str]) -> set[str]:
         """Returns those of these machines that have not."""
-        return {machine for machine in members if self._store.find(f"{number}/ready/{machine}") is None}
+        return {machine for machine in members if not self.all_ready(number, [machine])}
 
     def set_absent(self, number: int, machines: list[str]) -> None:
-        """Sets, unless another machine has, the machines of a closed round that do not connect; if none, all do, else nobody."""
+        """Sets the machines of a closed round that do not connect, unless another machine has; if there are none, all connect."""
         self._store.set_first(f"{number}/absent", json.dumps(machines))
 
     def absent(self, number: int) -> list[str] | None:

@@ -25,16 +25,10 @@ class Rounds:
     waited for while it makes steps. And a machine that was not in the last group does not close this round before
     one that was has come, if any is alive: it would found a group of its own beside that of the others.
 
-    Args:
-        store: A separate client.
-        machine_id: Id of this machine.
-        beat: Tells which machines are alive, and when they made their last steps.
-        min_machines: Least number of machines.
-        patience_s: Seconds that a living machine is waited for without a step; at least three signs of life, between which steps
-            are not seen.
-        timeout_s: Seconds until a round must have closed with this machine in it, since a machine was last seen to enter, or
-            since the last step of one that has not; that one has `patience_s` more. And until the machines of a closed round
-            must have said that they connect.
+    The arguments are those of `Membership`. `patience_s` is at least three signs of life, between which steps are not seen.
+    A round must have closed with this machine in it `timeout_s` after a machine was last seen to enter, or after the last step
+    of one that has not; that one has `patience_s` more. The machines of a closed round have as long to say that they connect.
+    Methods raise ConnectionError if the store is lost or too slow, or another process has this machine's place.
     """
 
     def __init__(
@@ -56,15 +50,11 @@ class Rounds:
     def enter(self, wait_s: float) -> tuple[int, list[str]] | None:
         """Enters the open round, and later rounds until one is closed with this machine in it.
 
-        Args:
-            wait_s: Seconds after which it returns in any case.
-
         Returns:
-            (the round's number, the ids in it in the order in which they entered); None: call it again.
+            (the round's number, the ids in it in the order in which they entered); None after `wait_s`: call it again.
 
         Raises:
             TimeoutError: No round has closed in time; the message has the machines that are there.
-            ConnectionError: The store is lost or too slow, or another process has this machine's place.
         """
         until = time.monotonic() + wait_s
         try:
@@ -88,22 +78,14 @@ class Rounds:
         return None
 
     def agree_to_connect(self, number: int, members: list[str]) -> list[str]:
-        """Says that this machine will connect to the others of a closed round, and waits for the word for all of them.
+        """Says that this machine will connect to the others of a closed round, and waits for the decision for all of them.
 
         A machine may have died since it entered; those that connect to it wait for the whole time-out. So they connect once all
-        have said that they will, and nobody does if one is seen to be gone before. Machines may see that at different times:
-        the first word at the store counts.
-
-        Args:
-            number: The round's.
-            members: The ids in it.
+        have said that they will, and none does if one is seen to be gone before. Machines may see that at different times: what
+        is first at the store counts.
 
         Returns:
-            The machines that are gone, or have not said within the time-out that they connect. If there are none, all connect;
-            otherwise nobody does.
-
-        Raises:
-            ConnectionError: The store is lost or too slow, or another process has this machine's place.
+            The machines that are gone, or have not said within the time-out that they connect. If there are none, all connect.
         """
         until = time.monotonic() + self._timeout_s
         self._wait_until_current()
@@ -133,22 +115,14 @@ class Rounds:
         return sorted(silent | late_ones | set(again.values()).intersection(members)) or None
 
     def waiting(self, number: int) -> bool:
-        """Whether a living machine has entered the round after `number`, or the round was closed without this group.
-
-        Raises:
-            ConnectionError: The store is lost.
-        """
+        """Whether a living machine has entered the round after `number`, or the round was closed without this group."""
         if self._store.members(number + 1) is not None:
             return True
         here, _ = self._store.places(number + 1)
         return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
     def _wait_until_current(self) -> None:
-        """Waits for a look at the others: this machine may have been stopped, and another process may have its id by now.
-
-        Raises:
-            ConnectionError: The store is lost or too slow, or another process has this machine's place.
-        """
+        """Waits for a look at the others: this machine may have been stopped, and another process may have its id by now."""
         longest_s = self._timeout_s / 2  # the site's other ranks wait for twice the time-out in all
         for _ in range(int(longest_s / _POLL_S) + 1):  # counted: a process that is stopped meanwhile has not waited
             if self._beat.is_current():
@@ -242,7 +216,7 @@ class _Entry:
         patient_since: Whom it waits for, it waits for from then on.
         told: When it last said in the log whom it waits for.
         there: The machines that it has seen here.
-        ready_since: When it has seen that nobody is to be waited for.
+        ready_since: Since when no machine is to be waited for, as it has seen.
     """
 
     number: int

@@ -11,17 +11,17 @@ from torch_lowcomm._all_gather_json import all_gather_json
 
 T = TypeVar("T")
 
-_ERRORS: dict[str, type[Exception]] = {
+# Errors of the first rank that the others raise too, by name.
+ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ValueError, TypeError, TimeoutError, ConnectionError, dist.DistBackendError)
 }
 
 
 class Site:
-    """The ranks of a site, in a group of their own that nothing else uses.
+    """The ranks of a site, in a group of their own that nothing else uses. All methods are collective.
 
-    Args:
-        group: A group of the ranks of this site, of any backend; None for a site of one process.
-        timeout: Progress deadline of what the ranks tell one another, longer than the leader's waits.
+    Every method raises DistBackendError where a rank of the site was lost, or has sent nothing for `timeout`, which is longer
+    than the leader's waits. `group` may be of any backend; None for a site of one process.
 
     Attributes:
         rank: Place of this process among them; that of the leader is 0.
@@ -49,19 +49,13 @@ class Site:
         return self.rank == 0
 
     def all_gather(self, mine: Any) -> list[Any]:
-        """Returns every rank's value, by rank, as JSON returns them. Collective.
-
-        Raises:
-            DistBackendError: A rank of the site was lost.
-        """
+        """Returns every rank's value, by rank, as JSON returns them."""
         return [mine] if self._group is None else all_gather_json(mine, self._group)
 
     def told(self, call: Callable[[], T]) -> T:
-        """Calls on the leader and returns its result on every rank, as JSON returns it. Collective.
+        """Calls on the leader and returns its result on every rank, as JSON returns it; or raises what the call raised.
 
-        Raises:
-            Exception: What the call raised, on every rank; of a kind that this package documents, else RuntimeError.
-            DistBackendError: A rank of the site was lost.
+        On the other ranks an error is of a kind in `ERRORS`, else RuntimeError.
         """
         if self._group is None:
             return call()
@@ -76,15 +70,11 @@ class Site:
             raise raised
         if error:
             kind, _, text = error.partition(": ")
-            raise _ERRORS.get(kind, RuntimeError)(f"the first rank of the site: {text}")
+            raise ERRORS.get(kind, RuntimeError)(f"the first rank of the site: {text}")
         return value
 
     def agree(self, error: Exception | None) -> None:
-        """Raises on all ranks if one has an error: its own on that rank. Collective.
-
-        Raises:
-            DistBackendError: Another rank of the site had an error, or was lost.
-        """
+        """Raises on all ranks if one has an error: its own on that rank, DistBackendError on the others."""
         errors = self.all_gather("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error

@@ -115,13 +115,10 @@ class _Parts:
         return owners
 
     def _part(self, epoch: int, replica: int) -> torch.Tensor:
-        return self._order(epoch)[self._bounds[replica] : self._bounds[replica + 1]]
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        """All samples, part after part."""
+        order = self._all  # all samples, part after part
         if self._shuffle == "global":
-            return self._permutation(self._samples, self._seed * 1_000_003 + epoch)
-        return self._all
+            order = self._permutation(self._samples, self._seed * 1_000_003 + epoch)
+        return order[self._bounds[replica] : self._bounds[replica + 1]]
 
     def _permutation(self, samples: int, seed: int) -> torch.Tensor:
         return torch.randperm(samples, generator=self._generator.manual_seed(seed))

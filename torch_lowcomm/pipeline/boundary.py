@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +11,6 @@ import torch
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.comparison import compare
-from torch_lowcomm.pipeline.numbers import channel_of_numbers
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 from torch_lowcomm.pipeline.slots import Slot
 from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
@@ -22,21 +19,16 @@ from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
 # order than activations.
 TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages; a micro-batch's context takes the last tensor's place
 FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
+_COMPARISONS = 1 << 20  # the first of the channels of comparisons, one a boundary
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
 class Place(NamedTuple):
-    """One message of a step at a boundary.
+    """One message of a step at a boundary."""
 
-    Attributes:
-        gradients: Whether it goes back.
-        position: The tensor's place among those that cross the boundary.
-        chunk: The micro-batch.
-    """
-
-    gradients: bool
-    position: int
-    chunk: int
+    gradients: bool  # whether it goes back
+    position: int  # the tensor's place among those that cross the boundary
+    chunk: int  # the micro-batch
 
 
 class Boundary:
@@ -61,11 +53,8 @@ class Boundary:
             number: The index of the stage before the boundary, or FIRST_EDGE and on.
             first: The codec of first visits; "": exact.
             cache: What is remembered of samples.
-            unit: What is coded without regard to the rest of a message, as `unit_of` has it.
+            unit: As `unit_of` has it.
             slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
-
-        Raises:
-            ValueError: There is no such unit.
         """
         expect_unit(unit)
         self._backend, self._peer, self.number = backend, peer, number
@@ -79,19 +68,13 @@ class Boundary:
     def send(
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None = None
     ) -> _C.ChannelMessage:
-        """Sends a tensor; nobody reads it afterwards.
+        """Sends a tensor; nothing reads it afterwards. Returns the message, to be waited for.
 
         Args:
-            tensor: On any device.
+            tensor: On any device; with samples it has a row for each.
             place: Which of the step's messages it is.
             codec: Of the tensor, or with samples of their changes; "": exact.
-            samples: With a cache, the number of each row.
-
-        Returns:
-            The message, to be waited for.
-
-        Raises:
-            ValueError: The tensor has not a row for each sample, a sample is under way, or the place has no channel.
+            samples: With a cache, the number of each row; none of them may be under way.
         """
         channel, memory, samples = self._channel(tensor, place, codec, samples, sends=True)
         visited = min((memory.version(sample) for sample in samples), default=0) if memory and self._changes.open else 0
@@ -105,48 +88,40 @@ class Boundary:
         channel, _, samples = self._channel(tensor, place, codec, samples, sends=False)
         return Receive(channel, tensor, samples)
 
-    def send_context(self, numbers: torch.Tensor, chunk: int) -> _C.ChannelMessage:
-        """Sends what the other side must have equal in a micro-batch, int64."""
-        return self._context_channel(chunk).send(numbers, [])
-
-    def recv_context(self, numbers: torch.Tensor, chunk: int) -> Receive:
-        """Posts the receive of the other side's numbers."""
-        return Receive(self._context_channel(chunk), numbers, [])
-
     def send_shapes(self, shapes: Any) -> None:
         """Sends what torch's stages tell each other, and waits until it is through. A withdrawal ends it, as it ends messages."""
-        numbers = to_numbers(shapes)
-        self._shapes.send(torch.tensor([len(numbers)]), []).wait()
-        self._shapes.send(numbers, []).wait()
+        channel, numbers = self._shapes(), to_numbers(shapes)
+        channel.send(torch.tensor([len(numbers)]), []).wait()
+        channel.send(numbers, []).wait()
 
     def recv_shapes(self) -> Any:
-        """Waits for what the other side tells.
-
-        Raises:
-            ValueError: It is no description of tensors, or a larger one than there can be.
-            torch.distributed.DistBackendError: The other side has failed or is gone, or the network.
-        """
-        size = torch.empty(1, dtype=torch.int64)
-        self._shapes.recv(size, []).wait()
+        """Waits for the descriptions of tensors that the other side sends."""
+        channel, size = self._shapes(), torch.empty(1, dtype=torch.int64)
+        channel.recv(size, []).wait()
         numbers = room_for(int(size))
-        self._shapes.recv(numbers, []).wait()
+        channel.recv(numbers, []).wait()
         return of_numbers(numbers)
 
-    @functools.cached_property
     def _shapes(self) -> _C.BoundaryChannel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
         number = self._number(Place(gradients=True, position=TENSORS - 1, chunk=CHUNKS - 1))
-        return channel_of_numbers(self._backend, self._peer, number, edge=f"shapes of {where(self.number)}")
+        return self._channel_of_numbers(number, edge=f"shapes of {where(self.number)}")
+
+    def _channel_of_numbers(self, number: int, *, edge: str, part: str = "") -> _C.BoundaryChannel:
+        """A channel whose messages are exact int64, and are not remembered."""
+        ends = self._backend, self._peer, number
+        return _C.BoundaryChannel(
+            *ends, dtype=torch.int64, codec="", first="", channels=1, memory=None, edge=edge, part=part
+        )
 
     def _number(self, place: Place) -> int:
         """The channel's number among those between the two ranks, which both sides compute alike."""
         return ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk
 
-    def _context_channel(self, chunk: int) -> _C.BoundaryChannel:
+    def context(self, chunk: int) -> _C.BoundaryChannel:
+        """The channel of the numbers that both sides must have equal in a micro-batch."""
         if chunk not in self._contexts:
-            self._contexts[chunk] = channel_of_numbers(
-                self._backend,
-                self._peer,
+            self._contexts[chunk] = self._channel_of_numbers(
                 self._number(Place(gradients=False, position=TENSORS - 1, chunk=chunk)),
                 edge=f"context of {where(self.number)}",
                 part=f"micro-batch {chunk}",
@@ -175,7 +150,9 @@ class Boundary:
             unit = unit_of(self._cache.slots.codec, tensor.shape, self._unit, activations=True)
             memory = self._cache.slots.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels, unit)
         last = tensor.shape[-1] if tensor.dim() else 1
-        answer = self._answer(place)
+        answer = ""  # a stage knows whether a gradient answers an activation; the ends of an edge compare it
+        if not place.gradients and self.number >= FIRST_EDGE:
+            answer = "comes back" if torch.is_grad_enabled() else "none"
         overflow = self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None
         first = self._first if memory is not None else ""
         units = tuple(
@@ -208,12 +185,6 @@ class Boundary:
         unit = unit_of(codec, tensor.shape, self._unit, activations=not place.gradients)
         return tensor.dim() >= 2 and is_shorter(codec, unit, tensor.element_size())
 
-    def _answer(self, place: Place) -> str:
-        """Whether a gradient answers an activation. A stage knows; the ends of an edge compare it."""
-        if place.gradients or self.number < FIRST_EDGE:
-            return ""
-        return "comes back" if torch.is_grad_enabled() else "none"
-
     @property
     def withdrawn(self) -> str:
         """Why a side has withdrawn; "" where messages are taken."""
@@ -228,36 +199,41 @@ class Boundary:
             self._block.withdraw(why)
 
     def resume(self) -> None:
-        """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it.
-
-        Raises:
-            torch.distributed.DistBackendError: The peer or the network failed.
-        """
+        """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it."""
         self._block.resume()
         self._contexts.clear()
-        self.__dict__.pop("_shapes", None)
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:
         """Compares how both sides were made, and forgets samples of activations that go one way where the two differ.
 
-        Both sides call it.
+        Both sides call it, and both raise ValueError where they were made differently, or only one of them has a cache.
 
         Args:
-            said: What both must have equal, by name; the options of their caches are added.
+            said: What both must have equal, by name; the options of their caches are added. A name that one side alone has is
+                not compared.
             sends: Whether this side sends the activations.
-
-        Raises:
-            ValueError: The sides were made differently, or one of them has a cache and the other has none; on both.
         """
         cache = self._cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.slots.rows(self.slot, sends)
         said = {**said, "cache": "none" if cache is None else cache.options}
-        others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
+        name = where(self.number)
+        channel = self._channel_of_numbers(_COMPARISONS + self.number, edge=f"caches of {name}")
+        text = torch.tensor(
+            list("\n".join(f"{key}={value}" for key, value in said.items()).encode()), dtype=torch.int64
+        )
+        letters, theirs = _exchange(channel, torch.tensor([len(text), len(rows)]), (2,)).tolist()
+        for line in bytes(_exchange(channel, text, (letters,)).tolist()).decode().splitlines():
+            key, _, value = line.partition("=")
+            if said.get(key, value) != value:
+                raise ValueError(
+                    f"{name}: {key}: expected the same on both sides, rank {self._backend.rank()} has {said[key]!r}, rank "
+                    f"{self._peer} has {value!r}"
+                )
+        others = _exchange(channel, rows, (theirs, 4))
         if cache is None:
             return
-        cache.slots.keep_equal(self.slot, sends, others)
-        for why, samples in cache.slots.newly_forgotten(self.slot, sends).items():
+        for why, samples in cache.slots.keep_equal(self.slot, sends, others).items():
             self._backend.count_forgotten(
                 f"{'send' if sends else 'recv'} {_way(self.number, gradients=False)}", why, samples
             )
@@ -265,6 +241,16 @@ class Boundary:
     def name_of(self, place: Place) -> str:
         """The name of a message in errors."""
         return f"{_way(self.number, gradients=place.gradients)}, {_part(place)}"
+
+
+def _exchange(channel: _C.BoundaryChannel, mine: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The other side's tensor, of `shape`."""
+    theirs = torch.empty(shape, dtype=mine.dtype)
+    receive = channel.recv(theirs, [])
+    send = channel.send(mine.contiguous(), [])
+    receive.wait()
+    send.wait()
+    return theirs
 
 
 def where(number: int) -> str:

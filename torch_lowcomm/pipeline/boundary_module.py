@@ -27,11 +27,8 @@ class BoundaryModule:
     message_context_names: tuple[str, ...] = ()
 
     def message_context(self, *args: Any, **kwargs: Any) -> Mapping[str, int]:
-        """Numbers of a micro-batch that the next stage must come to as well; they travel with its activations.
-
-        Args:
-            *args: The micro-batch's inputs, on the first stage.
-            **kwargs: Its keywords.
+        """Numbers of a micro-batch, from its inputs on the first stage and its keywords, that the next stage must come to as
+        well; they travel with its activations.
         """
         return {}
 
@@ -52,11 +49,7 @@ def _has(module: torch.nn.Module, name: str) -> bool:
 
 
 def boundary_module(submodule: torch.nn.Module) -> BoundaryModule:
-    """The interface of a stage's module.
-
-    Raises:
-        TypeError: The module has a part of the interface.
-    """
+    """The interface of a stage's module; one that has a part of it is a TypeError."""
     module = without_ddp(submodule)
     missing = [name for name in NAMES if not _has(module, name)]
     if len(missing) == len(NAMES):

@@ -3,7 +3,7 @@
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.pipeline.moves import move_slots
-from torch_lowcomm.pipeline.numbers import list_of
-from torch_lowcomm.pipeline.slots import Slot, Slots
+from torch_lowcomm.pipeline.slots import Slot, Slots, move_slots
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +92,8 @@ class Cache(NotCopied):
         return forward if self._overflow == "stateless" else self._overflow or ""
 
     def expect_room(self, samples: Sequence[int]) -> None:
-        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank.
-
-        Raises:
-            ValueError: They do not fit. A boundary that has had no message yet is not known here; its message will raise.
+        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank. A
+        boundary that has had no message yet is not known here; its message will raise.
         """
         if self._overflow != "error" or self._max_bytes is None:
             return
@@ -117,8 +113,8 @@ class Cache(NotCopied):
             "slots" and "bytes" that are in use; "seen", "first" and "overflow": samples of messages that travelled as changes,
             for the first time (or again, forgotten in between), and without a slot for want of room; "forgotten": by reason the
             slots that were forgotten: "differs" from the other side's, "damaged" in its file, "cut_off" while it was written,
-            "not_written" to a file that refused it. Of slots in files, "read_ahead": those that were in RAM when a message needed
-            them, and "read_late": those that it had to read.
+            "not_written" to a file that refused it. Of slots in files "read_ahead" were in RAM when a message needed them, and
+            "read_late" were not.
         """
         names = ("seen", "first", "overflow", "read_ahead", "read_late")
         total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, **dict.fromkeys(names, 0), "forgotten": {}}
@@ -137,20 +133,13 @@ class Cache(NotCopied):
         `lc.pipeline.step(next_samples=)` and `lc.pipeline.batches(cache=)` call this; use one of the two. A slot that the present
         batch has yet to write is not read before. The slots of the last two calls are kept in RAM. A file that cannot be read
         fails the next step.
-
-        Args:
-            samples: Their numbers; those without a slot are left out.
         """
         numbers = list_of(samples)
         for _, memory, _ in self.slots.all():
             memory.read_ahead(numbers)
 
     def flush(self) -> None:
-        """Returns when all slots are on their disk.
-
-        Raises:
-            OSError: A slot could not be written.
-        """
+        """Returns when all slots are on their disk; raises OSError where one could not be written."""
         for error in self.slots.each(_C.SampleMemory.flush):
             raise error
 
@@ -161,10 +150,8 @@ class Cache(NotCopied):
         self.slots.each(_C.SampleMemory.flush)
 
     def close(self) -> None:
-        """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used. Idempotent.
-
-        Raises:
-            OSError: A slot could not be written.
+        """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used.
+        Idempotent. Raises OSError where a slot could not be written.
         """
         self.slots.close()
 
@@ -172,7 +159,8 @@ class Cache(NotCopied):
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
 
         `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it. The next step
-        compares both sides of each boundary, so that a slot which has come to one side alone is a first visit.
+        compares both sides of each boundary: a slot that has come to one side alone is a first visit, and so are those that were
+        under way when a peer or the network failed.
 
         Args:
             owners: int64 [samples], for each sample the rank in `group` that is to have it; -1: it stays where it is.
@@ -181,11 +169,6 @@ class Cache(NotCopied):
         Returns:
             How many slots this rank gave, and how many it took. `stats()["forgotten"]["no_room"]` counts those that did not fit
             into max_bytes.
-
-        Raises:
-            ValueError: An owner is no rank of the group.
-            OSError: A slot cannot be read or written.
-            torch.distributed.DistBackendError: A peer or the network failed. Slots that were under way are first visits then.
         """
         ranks = dist.get_world_size(group)
         if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < ranks):
@@ -254,6 +237,11 @@ class Cache(NotCopied):
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):
                 memory.restore(sample, version, slot.contiguous())
+
+
+def list_of(samples: Iterable[int] | torch.Tensor) -> list[int]:
+    """Numbers of samples; those of a tensor on a device take one copy."""
+    return [int(sample) for sample in (samples.tolist() if isinstance(samples, torch.Tensor) else samples)]
 
 
 def _rank_key() -> str:

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary, Place
-from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary
+from torch_lowcomm.pipeline.cache import Cache, list_of
 from torch_lowcomm.pipeline.edge_messages import EdgeMessages, Received, ZeroOfSent
-from torch_lowcomm.pipeline.numbers import list_of
 
 Samples = torch.Tensor | Iterable[int] | None
 
@@ -32,12 +31,11 @@ class Edge(NotCopied):
         loss_of(module(y)).backward()                       # sends the gradient of y
 
     The n-th send of one end is the n-th receive of the other, in either direction, and gradients find theirs in any order. With
-    gradients enabled the gradient of each floating-point tensor goes back, as zeros where autograd has none; under no_grad no
-    gradient does, the codec is `evaluate`, and samples are left alone. Both ends enable them at the same time.
+    gradients enabled, which they are at both ends at the same time, the gradient of each floating-point tensor goes back, as
+    zeros where autograd has none; under no_grad no gradient does, the codec is `evaluate`, and samples are left alone.
 
-    With a cache both ends compare what they remember before the first message, which waits for the other end.
-
-    After an error both ends refuse messages, with the first cause, until both have called reset().
+    With a cache both ends compare what they remember before the first message, which waits for the other end. After an error
+    both ends refuse messages, with the first cause, until both have called reset().
     """
 
     _instead = "make a new one"
@@ -61,10 +59,10 @@ class Edge(NotCopied):
         Args:
             peer: The group's rank at the other end.
             channel: 0...254, the same at both ends: the edge's number among those of the two ranks.
-            forward: The codec of tensors; of their changes where there is a cache. None: exact.
-            backward: The codec of gradients. None: exact.
-            first_visit: With a cache, the codec of a sample's first visit. None: exact.
-            evaluate: The codec under no_grad. None: exact.
+            forward: The codec of tensors; of their changes where there is a cache. None: exact, as for the other codecs.
+            backward: The codec of gradients.
+            first_visit: With a cache, the codec of a sample's first visit.
+            evaluate: The codec under no_grad.
             cache: What is remembered of each sample; send() and recv() then need their numbers.
             unit: As `Stage` has it: what codecs code without regard to the rest of a message.
             group: A group of backend lowcomm; None: the default group.
@@ -82,13 +80,13 @@ class Edge(NotCopied):
             if codec is not None:
                 _C.Codec(codec)
         self._name = f"{purpose}edge {channel} to rank {peer}"
-        self._forward, self._backward, self._evaluate = forward or "", backward or "", evaluate or ""
+        self._forward, self._evaluate = forward or "", evaluate or ""
         self._cache = cache
         number, slot = FIRST_EDGE + channel, slot_of(peer, channel)
         self._side = Boundary(
             backend_of(group), peer, number, first=first_visit or "", cache=cache, unit=unit, slot=slot
         )
-        self._messages = EdgeMessages(self._side, self._name, self._backward)
+        self._messages = EdgeMessages(self._side, self._name, backward or "")
         self._first_rank = dist.get_rank(group) < peer
         self._compared: int | None = None  # the cache's loads then
 
@@ -96,14 +94,7 @@ class Edge(NotCopied):
     def of(cls, peer: int, channel: int = 0, *, group: dist.ProcessGroup | None = None, **options: Any) -> Edge:
         """The edge that the functions `send` and `recv` use with these arguments; the first call makes it.
 
-        Args:
-            peer: As Edge.
-            channel: As Edge.
-            group: As Edge.
-            options: The other options of Edge. Later calls may leave them out.
-
-        Raises:
-            TypeError, ValueError: As Edge, or the edge was made with another option.
+        `options` are the other ones of Edge. Later calls may leave them out; another value than before is a ValueError.
         """
         backend_of(group)
         group = group or dist.group.WORLD
@@ -137,19 +128,12 @@ class Edge(NotCopied):
         coded, numbers = self._message(samples)
         messages = self._messages
         chunk = messages.sent % CHUNKS
-        messages.send(
-            False,
-            chunk,
-            lambda i, tensor: self._side.send(tensor, Place(False, i, chunk), coded, _rows(tensor, numbers)),
-            tensors,
-        )
+        messages.send(tensors, False, chunk, coded, numbers)
         messages.sent += 1
         if not torch.is_grad_enabled():
             return torch.zeros(())
-        answers = messages.begun(
-            lambda i, tensor: self._side.recv(torch.empty_like(tensor).detach(), Place(True, i, chunk), self._backward),
-            [tensor if tensor.is_floating_point() else None for tensor in tensors],
-        )
+        answered = [tensor if tensor.is_floating_point() else None for tensor in tensors]
+        answers = messages.post(answered, True, chunk, messages.backward)
         return ZeroOfSent.apply(messages, chunk, answers, torch.zeros((), requires_grad=True), *tensors)
 
     def post(self, like: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> None:
@@ -157,22 +141,13 @@ class Edge(NotCopied):
 
         Args:
             like: Tensors of the shapes, types and device that come. They are not written.
-            samples: As send().
-
-        Raises:
-            ValueError: As send().
-            torch.distributed.DistBackendError: As send().
+            samples: As send(), whose errors it raises.
         """
         tensors = _tensors(like)
         coded, numbers = self._message(samples)
         messages = self._messages
         chunk = messages.posted % CHUNKS
-        receives = messages.begun(
-            lambda i, tensor: self._side.recv(
-                torch.empty_like(tensor).detach(), Place(False, i, chunk), coded, _rows(tensor, numbers)
-            ),
-            tensors,
-        )
+        receives = messages.post(tensors, False, chunk, coded, numbers)
         messages.posted += 1
         messages.receives.append((chunk, isinstance(like, torch.Tensor), torch.is_grad_enabled(), receives))
 
@@ -180,16 +155,12 @@ class Edge(NotCopied):
         """Waits for the next message.
 
         Args:
-            like: As post(); None takes the oldest message that was posted.
+            like: As post(); None takes the oldest message that was posted. With posted receives it has to be None.
             samples: As post().
 
         Returns:
             A tensor, or with a sequence a tuple of them. Their backward sends their gradients, once all have theirs; a loss
-            must depend on one of them at least.
-
-        Raises:
-            ValueError: As send(), or there are posted receives and `like`, or neither.
-            torch.distributed.DistBackendError: As send().
+            must depend on one of them at least. Errors are those of send().
         """
         receives = self._messages.receives
         if (like is None) != bool(receives):
@@ -207,12 +178,7 @@ class Edge(NotCopied):
         return tensors[0] if single else tuple(tensors)
 
     def finish(self) -> None:
-        """Waits until all that was sent is through.
-
-        Raises:
-            ValueError: A gradient could not be encoded.
-            torch.distributed.DistBackendError: As send().
-        """
+        """Waits until all that was sent is through; raises as send(), also where a gradient could not be encoded."""
         self._messages.finish()
 
     def fail(self, why: str) -> None:
@@ -225,10 +191,8 @@ class Edge(NotCopied):
         return self._side.withdrawn
 
     def reset(self) -> None:
-        """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal.
-
-        Raises:
-            torch.distributed.DistBackendError: The peer or the network failed, or the group has ended.
+        """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal. Raises
+        DistBackendError where the peer or the network failed, or the group has ended.
         """
         self._messages.begin()
         self._compared = None
@@ -273,11 +237,6 @@ def _tensors(x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if not 1 <= len(tensors) <= TENSORS:
         raise ValueError(f"expected 1 to {TENSORS} tensors in a message, got {len(tensors)}")
     return tensors
-
-
-def _rows(tensor: torch.Tensor, samples: list[int] | None) -> list[int] | None:
-    """The samples of a tensor's rows; only those of floating-point numbers are remembered."""
-    return samples if tensor.is_floating_point() else None
 
 
 # Gone with their groups.

@@ -10,14 +10,12 @@ from torch.autograd.function import once_differentiable
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.boundary import Boundary, Message, Place, Receive, wait_for
 
+Tensors = Sequence[torch.Tensor | None]
+Numbers = list[int] | None  # of samples
+
 
 class EdgeMessages:
-    """The messages of one end. An error fails both ends.
-
-    Args:
-        side: This end's channels.
-        name: The edge's, which begins errors.
-        backward: The codec of gradients.
+    """The messages of one end, whose gradients have the codec `backward`. An error fails both ends, and begins with `name`.
 
     Attributes:
         sent: Messages that were sent since the edge began.
@@ -26,7 +24,7 @@ class EdgeMessages:
     """
 
     def __init__(self, side: Boundary, name: str, backward: str) -> None:
-        self._side, self._name, self._backward = side, name, backward
+        self._side, self._name, self.backward = side, name, backward
         self.begin()
 
     def begin(self) -> None:
@@ -40,12 +38,17 @@ class EdgeMessages:
         self._side.withdraw(why)
         self.begin()
 
-    def send(self, gradients: bool, chunk: int, begin: Callable[[int, Any], Any], tensors: Sequence[Any]) -> None:
-        """Sends tensors as a chunk of an edge's messages, or of gradients, by `begin` of each place and tensor."""
+    def send(self, tensors: Tensors, gradients: bool, chunk: int, codec: str, samples: Numbers = None) -> None:
+        """Sends tensors as a chunk of an edge's messages, or of gradients. None is left out."""
         # Its channels are those of the message that many before, which is through unless the other end is as far behind.
         self.wait(self._sends.pop((gradients, chunk), []))
-        sent = self.begun(begin, tensors)
+        sent = self._begun(self._side.send, tensors, gradients, chunk, codec, samples)
         self._sends[gradients, chunk] = [message for message in sent if message is not None]
+
+    def post(self, like: Tensors, gradients: bool, chunk: int, codec: str, samples: Numbers = None) -> list[Any]:
+        """Posts the receives of tensors like these; None of None."""
+        empty = [None if tensor is None else torch.empty_like(tensor).detach() for tensor in like]
+        return self._begun(self._side.recv, empty, gradients, chunk, codec, samples)
 
     def finish(self) -> None:
         """Waits until all that was sent is through."""
@@ -53,12 +56,16 @@ class EdgeMessages:
         for messages in sends.values():
             self.wait(messages)
 
-    def begun(self, begin: Callable[[int, torch.Tensor], Any], tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-        """What `begin` makes of each tensor and its place; None of None. A mistake in the first leaves the edge as it is."""
+    def _begun(
+        self, begin: Callable[..., Any], tensors: Tensors, gradients: bool, chunk: int, codec: str, samples: Numbers
+    ) -> list[Any]:
+        """What `begin` makes of each tensor at its place; None of None. A mistake in the first leaves the edge as it is."""
         messages: list[Any] = []
         try:
             for i, tensor in enumerate(tensors):
-                messages.append(None if tensor is None else begin(i, tensor))
+                # Only the rows of floating-point numbers are remembered.
+                rows = samples if tensor is not None and tensor.is_floating_point() else None
+                messages.append(None if tensor is None else begin(tensor, Place(gradients, i, chunk), codec, rows))
         except Exception as error:
             if messages or isinstance(error, RuntimeError):
                 self.fail(str(error))
@@ -83,12 +90,6 @@ class EdgeMessages:
         self.wait(self._sends.pop((False, chunk), []))
         self.wait([answer for answer in answers if answer is not None])
         return [None if answer is None else answer.tensor for answer in answers]
-
-    def give_gradients(self, chunk: int, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Sends the gradients of a receive; autograd calls this."""
-        self.send(
-            True, chunk, lambda i, gradient: self._side.send(gradient, Place(True, i, chunk), self._backward), gradients
-        )
 
 
 class ZeroOfSent(torch.autograd.Function):
@@ -131,5 +132,5 @@ class Received(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Sends the gradients of floating-point tensors."""
         sent = [gradient if floats else None for gradient, floats in zip(gradients, ctx.floats, strict=True)]
-        ctx.messages.give_gradients(ctx.chunk, sent)
+        ctx.messages.send(sent, True, ctx.chunk, ctx.messages.backward)
         return (None, None, None, *(None for _ in gradients))

@@ -15,11 +15,7 @@ PRESETS = {
 def codecs(
     preset: str | None, forward: str | None, backward: str | None, first_visit: str | None
 ) -> tuple[str | None, str | None, str | None]:
-    """The codecs of activations, of gradients and of first visits: a preset's, or without one those that are given.
-
-    Raises:
-        ValueError: The preset is unknown, or there is one and codecs are given with it.
-    """
+    """The codecs of activations, of gradients and of first visits: a preset's, or without one those that are given."""
     if preset is None:
         return forward, backward, first_visit
     if preset not in PRESETS:

@@ -28,12 +28,8 @@ class Schedule1F1B(pipelining.Schedule1F1B):
             stage: The rank's stage. torch's PipelineStage waits for its sends and would wait for ever here.
             n_microbatches: Micro-batches of a step.
             *args: As torch's Schedule1F1B.
-            ahead: How many micro-batches more a stage starts before its first backward, for each boundary behind it.
+            ahead: How many micro-batches more a stage starts before its first backward, for each boundary behind it; 0 or more.
             **kwargs: As torch's Schedule1F1B.
-
-        Raises:
-            TypeError: `stage` is no `lc.pipeline.Stage`.
-            ValueError: `ahead` is negative, or there are fewer micro-batches than stages.
         """
         if not isinstance(stage, Stage):
             raise TypeError(f"stage: expected an lc.pipeline.Stage, got {type(stage).__name__}")

@@ -21,22 +21,14 @@ def to_numbers(shapes: Any) -> torch.Tensor:
 
 
 def room_for(size: int) -> torch.Tensor:
-    """int64 [size] for numbers that a peer has announced.
-
-    Raises:
-        ValueError: There are more than shapes can have.
-    """
+    """int64 [size] for numbers that a peer has announced; refuses more than shapes can have."""
     if not 0 < size <= MOST:
         raise ValueError(f"shapes: expected 1...{MOST} bytes, got {size}")
     return torch.empty(size, dtype=torch.int64)
 
 
 def of_numbers(numbers: torch.Tensor) -> Any:
-    """The object again. Nothing else can be made of what a peer sends: torch reads its own descriptions of tensors alone.
-
-    Raises:
-        ValueError: The numbers are of another object, or of none.
-    """
+    """The object again. Nothing else can be made of what a peer sends: torch reads its own descriptions of tensors alone."""
     with torch.serialization.safe_globals(_classes()):
         try:
             return unpacked(bytes(numbers.tolist()))

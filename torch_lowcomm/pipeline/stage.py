@@ -57,15 +57,15 @@ class Stage(NotCopied, PipelineStage):
         Args:
             submodule: The module of this stage. One that implements `lc.pipeline.BoundaryModule` decides how its messages travel.
             stage_index: Its place in the pipeline, from 0.
-            num_stages: Stages of the pipeline.
+            num_stages: Stages of the pipeline, 257 at most.
             device: Where the module computes.
             *args: As PipelineStage.
-            forward: The codec of activations; of their changes where there is a cache. None: exact.
-            backward: The codec of gradients. None: exact.
-            first_visit: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
-            evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
+            forward: The codec of activations; of their changes where there is a cache. None: exact, as for the other codecs.
+            backward: The codec of gradients.
+            first_visit: With a cache, the codec of a sample's first visit; in the paper it is exact.
+            evaluate: The codec of activations in a schedule's eval(). It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
-            window: How many micro-batches' receives are posted ahead. None: all of a step.
+            window: How many micro-batches' receives are posted ahead, 1 or more. None: all of a step.
             unit: What codecs code without regard to the rest of a message, so that no decoded element tells of the rest: "token",
                 the last dimension; "sample", all but the first one; "message", nothing. None: a token of a tensor with three
                 dimensions, [batch, time, width], else a sample. Tensors of one dimension travel exact, unless "message".
@@ -77,8 +77,8 @@ class Stage(NotCopied, PipelineStage):
 
         Raises:
             TypeError: The module has a part of `BoundaryModule`.
-            ValueError: A codec or preset is unknown, a codec is given with a preset, the group is of another backend, a cache
-                has no forward codec, window is below 1, there is no such unit, or there are more than 257 stages.
+            ValueError: An option is none of these, a codec is given with a preset, the group is of another backend, or a cache
+                has no forward codec.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first_visit = codecs(preset, forward, backward, first_visit)
@@ -115,11 +115,9 @@ class Stage(NotCopied, PipelineStage):
         return self._messages.boundaries
 
     def options_to_compare(self, *, sends: bool) -> dict[str, str]:
-        """Options that must equal those of the stage behind this one, or with `sends` false before it.
-
-        Returns:
-            The number of stages; where torch was given them, the tensors of a micro-batch that cross the boundary; and the
-            module's `message_options`.
+        """Options that must equal those of the stage behind this one, or with `sends` false before it: the number of stages,
+        the unit, where torch was given them the tensors of a micro-batch that cross the boundary, and the module's
+        `message_options`.
         """
         tensors = self._outputs if sends else self._inputs
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
@@ -132,11 +130,7 @@ class Stage(NotCopied, PipelineStage):
         self._messages.fail(why)
 
     def resume(self) -> None:
-        """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this.
-
-        Raises:
-            torch.distributed.DistBackendError: A peer or the network failed.
-        """
+        """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this."""
         self._messages.resume()
         if self._cache is not None:
             self._cache.recover()
@@ -151,11 +145,7 @@ class Stage(NotCopied, PipelineStage):
         self._messages.failure = ""
 
     def expect_micro_batches(self, count: int) -> None:
-        """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.
-
-        Raises:
-            ValueError: The stage has been in a schedule of another number.
-        """
+        """Refuses a schedule of another number of micro-batches than before: torch keeps the buffers of the first one's."""
         if self._micro_batches not in (None, count):
             raise ValueError(
                 f"stage {self.stage_index}: expected a schedule of {self._micro_batches} micro-batches, as before, got {count}"
@@ -176,9 +166,8 @@ class Stage(NotCopied, PipelineStage):
         self._messages.finish()
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
-        """Sends another stage the shapes of what crosses their boundary; torch calls this in the first step.
-
-        By a channel, on which a stage that fails meanwhile is noticed: torch's own messages would wait for it.
+        """Sends another stage the shapes of what crosses their boundary; torch calls this in the first step. By a channel, on
+        which a stage that fails meanwhile is noticed: torch's own messages would wait for it.
         """
         with self._messages.failing():
             self._messages.boundary_to(dst_stage).send_shapes(meta)
@@ -189,11 +178,7 @@ class Stage(NotCopied, PipelineStage):
             return self._messages.boundary_to(src_stage).recv_shapes()
 
     def clear_runtime_states(self) -> None:
-        """Begins a step; torch's schedules call this.
-
-        Raises:
-            RuntimeError: An earlier step failed, here or at a stage next to this one.
-        """
+        """Begins a step, unless an earlier one failed, here or at a stage next to this one; torch's schedules call this."""
         self._messages.expect_none_failed()
         self.finish()
         super().clear_runtime_states()
@@ -203,13 +188,13 @@ class Stage(NotCopied, PipelineStage):
         self.begun = True
         ahead = len(self.args_recv_info) if self._window is None else self._window
         for chunk in range(fwd_chunk_id, min(fwd_chunk_id + ahead, len(self.args_recv_info))):
-            self._messages.post_activations(chunk, super().get_fwd_recv_ops)
+            self._messages.post(False, chunk, super().get_fwd_recv_ops)
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
         self.begun = True
-        self._messages.wait_for_activations(fwd_chunk_id)
+        self._messages.wait(False, fwd_chunk_id)
         with self._messages.failing(f"micro-batch {fwd_chunk_id}: forward"):
             given = dict(zip(("args", "kwargs"), args, strict=False)) | kwargs
             self._messages.compare_context(fwd_chunk_id, given.get("args") or (), given.get("kwargs") or {})
@@ -221,22 +206,22 @@ class Stage(NotCopied, PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
-        self._messages.send_activations(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
-        self._messages.post_gradients(fwd_chunk_id, super().get_bwd_recv_ops)
+        self._messages.send(False, fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+        self._messages.post(True, fwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Posts the receive of a gradient where it was not posted before; torch is given none."""
-        self._messages.post_gradients(bwd_chunk_id, super().get_bwd_recv_ops)
+        self._messages.post(True, bwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's backward once its gradient is there."""
-        self._messages.wait_for_gradients(bwd_chunk_id)
+        self._messages.wait(True, bwd_chunk_id)
         with self._messages.failing(f"micro-batch {bwd_chunk_id}: backward"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
-        self._messages.send_gradients(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
+        self._messages.send(True, bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
         return []

@@ -13,7 +13,6 @@ from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.boundary_module import BoundaryModule
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.context import Context
 
 OpsOf = Callable[[int], list[dist.P2POp]]  # of a micro-batch
 
@@ -31,12 +30,8 @@ class StageCodecs:
 
 
 class StageMessages:
-    """What a stage sends and receives in a step, and why its last step failed.
-
-    Args:
-        stage: Whose messages they are: its place, its peers and whether it has a backward pass are asked of it.
-        module: The interface of its module.
-        codecs: Of its messages.
+    """What a stage sends and receives in a step, and why its last step failed. Of `stage` it asks its place, its peers and
+    whether it has a backward pass.
     """
 
     def __init__(self, stage: PipelineStage, module: BoundaryModule, codecs: StageCodecs) -> None:
@@ -45,10 +40,12 @@ class StageMessages:
         self._name = f"stage {stage.stage_index}"
         self._backend = backend_of(stage.group)
         self._boundaries: dict[int, Boundary | None] = {}
-        self._context = Context(module)
         self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[Message]] = {}
+        # By micro-batch, the numbers that the module gives and those that came from the stage before.
+        self._own: dict[int, torch.Tensor] = {}
+        self._received: dict[int, torch.Tensor] = {}
         self.samples: list[list[int]] | None = None  # by micro-batch, of the step in progress
         self.failure = ""  # why the last step failed
 
@@ -77,56 +74,63 @@ class StageMessages:
         assert side is not None
         return side
 
-    def post_activations(self, chunk: int, ops_of: OpsOf) -> None:
-        """Posts the receives of a micro-batch's activations, once. `ops_of`: torch's, into whose tensors they come."""
-        if (False, chunk) in self._posted:
+    def post(self, gradients: bool, chunk: int, ops_of: OpsOf) -> None:
+        """Posts the receives of a micro-batch's activations or gradients, once, into the tensors of torch's `ops_of`."""
+        if (gradients, chunk) in self._posted or (gradients and not self._stage.has_backward):
             return
-        codec, samples = self._activation(chunk)
-        self._post(self._stage.stage_index - 1, ops_of(chunk), False, chunk, codec, samples)
-        side = None if self._stage.is_first else self.boundary(self._stage.stage_index - 1)
-        if side is not None and self._context.names:
-            with self.failing():
-                self._receives.setdefault((False, chunk), []).append(self._context.recv(side, chunk))
-
-    def post_gradients(self, chunk: int, ops_of: OpsOf) -> None:
-        """Posts the receives of a micro-batch's gradients, once."""
-        if self._stage.has_backward and (True, chunk) not in self._posted:
-            self._post(self._stage.stage_index, ops_of(chunk), True, chunk, self._codecs.backward, None)
-
-    def send_activations(self, chunk: int, ops: Sequence[dist.P2POp]) -> None:
-        """Sends a micro-batch's activations, and behind them the numbers that the next stage compares."""
-        codec, samples = self._activation(chunk)
+        (codec, samples), ops = self._coding(gradients, chunk), ops_of(chunk)
+        self._posted.add((gradients, chunk))
+        side = self.boundary(self._stage.stage_index if gradients else self._stage.stage_index - 1)
         for position, op in enumerate(ops):
-            self._send(self._stage.stage_index, op, Place(False, position, chunk), codec, samples)
-        side = self.boundary(self._stage.stage_index)
-        if side is not None and not self._stage.is_last and self._context.names:
+            assert side is not None  # torch gives no op where both stages are on this rank
+            place = Place(gradients, position, chunk)
+            with self.failing(), named(self._name, side.name_of(place)):
+                receive = side.recv(op.tensor, place, codec, samples)
+            self._receives.setdefault((gradients, chunk), []).append(receive)
+        if side is not None and not gradients and (names := self._module.message_context_names):
+            numbers = self._received[chunk] = torch.empty(len(names), dtype=torch.int64)
             with self.failing():
-                self._sends.setdefault((False, chunk), []).append(self._context.send(side, chunk))
+                self._receives.setdefault((False, chunk), []).append(Receive(side.context(chunk), numbers, []))
 
-    def send_gradients(self, chunk: int, ops: Sequence[dist.P2POp]) -> None:
-        """Sends a micro-batch's gradients."""
+    def send(self, gradients: bool, chunk: int, ops: Sequence[dist.P2POp]) -> None:
+        """Sends a micro-batch's gradients, or activations, and behind these the numbers that the next stage compares."""
+        codec, samples = self._coding(gradients, chunk)
+        side = self.boundary(self._stage.stage_index - 1 if gradients else self._stage.stage_index)
         for position, op in enumerate(ops):
-            self._send(self._stage.stage_index - 1, op, Place(True, position, chunk), self._codecs.backward, None)
+            assert side is not None
+            place = Place(gradients, position, chunk)
+            with self.failing(), named(self._name, side.name_of(place)):
+                refuses = self._module.message_finite and not codec and not gradients
+                if refuses and not torch.isfinite(op.tensor).all():
+                    raise ValueError("expected finite activations, got NaN or infinity")
+                message = side.send(op.tensor, place, codec, samples)
+            if message.spoilt:  # raised now
+                self._wait([message])
+            self._sends.setdefault((gradients, chunk), []).append(message)
+        if side is not None and not gradients and self._module.message_context_names:
+            with self.failing():
+                numbers = self._own.pop(chunk)
+                self._sends.setdefault((False, chunk), []).append(side.context(chunk).send(numbers, []))
 
-    def wait_for_activations(self, chunk: int) -> None:
-        """Waits for a micro-batch's activations, and forgets their receives."""
-        self._wait(self._receives.pop((False, chunk), []))
-
-    def wait_for_gradients(self, chunk: int) -> None:
-        """Waits for a micro-batch's gradients; for its activations to be taken first.
-
-        No gradient answers an activation that was refused: that is raised now, not at the deadline.
-        """
-        self._wait(self._sends.pop((False, chunk), []))
-        self._wait(self._receives.pop((True, chunk), []))
+    def wait(self, gradients: bool, chunk: int) -> None:
+        """Waits for a micro-batch's activations or gradients, and forgets their receives."""
+        if gradients:  # none answers an activation that was refused: that is raised now, not at the deadline
+            self._wait(self._sends.pop((False, chunk), []))
+        self._wait(self._receives.pop((gradients, chunk), []))
 
     def compare_context(self, chunk: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Forms a micro-batch's numbers, and compares them with those that came with its activations.
-
-        Raises:
-            ValueError: They differ; with both values.
-        """
-        self._context.form(chunk, args, kwargs)
+        """Forms a micro-batch's numbers, and compares them with those that came with its activations."""
+        names = self._module.message_context_names
+        if not names:
+            return
+        numbers = self._module.message_context(*args, **kwargs)
+        own = self._own[chunk] = torch.tensor([numbers[name] for name in names], dtype=torch.int64)
+        received = self._received.pop(chunk, own)
+        for name, mine, others in zip(names, own.tolist(), received.tolist(), strict=True):
+            if mine != others:
+                raise ValueError(
+                    f"micro-batch {chunk}: {name}: expected the same as at the stage before, which has {others:#x}, got {mine:#x}"
+                )
 
     def finish(self) -> None:
         """Waits until all that the step has sent has arrived."""
@@ -151,11 +155,7 @@ class StageMessages:
             side.resume()
 
     def expect_none_failed(self) -> None:
-        """At the beginning of a step.
-
-        Raises:
-            RuntimeError: An earlier step failed, here or at a stage next to this one.
-        """
+        """At the beginning of a step: raises RuntimeError where an earlier one failed, here or at a stage next to this one."""
         if self._receives:
             self.fail(f"{self._name}: the step before was broken off")
         for side in self.boundaries:
@@ -177,8 +177,10 @@ class StageMessages:
             self.fail(f"{self._name}: {doing}: {type(cause).__name__}: {cause}" if doing else str(error))
             raise
 
-    def _activation(self, chunk: int) -> tuple[str, list[int] | None]:
-        """The codec of a micro-batch's activations, and its samples where they are remembered."""
+    def _coding(self, gradients: bool, chunk: int) -> tuple[str, list[int] | None]:
+        """The codec of a micro-batch's activations or gradients, and its samples where they are remembered."""
+        if gradients:
+            return self._codecs.backward, None
         if not self._stage.has_backward:
             return self._codecs.evaluate, None
         if self._codecs.cache is None:
@@ -186,38 +188,6 @@ class StageMessages:
         if self.samples is None:
             raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
         return self._codecs.forward, self.samples[chunk]
-
-    def _send(self, number: int, op: dist.P2POp, place: Place, codec: str, samples: list[int] | None) -> None:
-        """Sends a tensor across boundary `number`, and keeps the message until it is waited for."""
-        side = self.boundary(number)
-        assert side is not None  # torch gives no op where both stages are on this rank
-        with self.failing(), named(self._name, side.name_of(place)):
-            refuses = self._module.message_finite and not codec and not place.gradients
-            if refuses and not torch.isfinite(op.tensor).all():
-                raise ValueError("expected finite activations, got NaN or infinity")
-            message = side.send(op.tensor, place, codec, samples)
-        if message.spoilt:  # raised now
-            self._wait([message])
-        self._sends.setdefault((place.gradients, place.chunk), []).append(message)
-
-    def _post(
-        self,
-        number: int,
-        ops: Sequence[dist.P2POp],
-        gradients: bool,
-        chunk: int,
-        codec: str,
-        samples: list[int] | None,
-    ) -> None:
-        """Posts the receives of one micro-batch across boundary `number`."""
-        self._posted.add((gradients, chunk))
-        for position, op in enumerate(ops):
-            side = self.boundary(number)
-            assert side is not None
-            place = Place(gradients, position, chunk)
-            with self.failing(), named(self._name, side.name_of(place)):
-                receive = side.recv(op.tensor, place, codec, samples)
-            self._receives.setdefault((gradients, chunk), []).append(receive)
 
     def _wait(self, messages: Sequence[Message]) -> None:
         with self.failing():
@@ -228,4 +198,5 @@ class StageMessages:
         self._receives.clear()
         self._sends.clear()
         self._posted.clear()
-        self._context.clear()
+        self._own.clear()
+        self._received.clear()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.numbers import list_of
+from torch_lowcomm.pipeline.cache import list_of
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -59,31 +59,14 @@ def step(
             cache.expect_room(numbers)
         if cache is not None and next_samples is not None:
             cache.read_ahead(next_samples)
-    for stage in stages:
-        stage.expect_micro_batches(chunks)
-    if numbers is not None:
-        size = len(numbers) // chunks
-        for stage in stages:
-            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
-    return _run(schedule, schedule.step, (x, *args), target, kwargs)
+    return _run(schedule, schedule.step, (x, *args), target, kwargs, numbers)
 
 
 def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
     """Runs schedule.eval() on one batch, called in the same order on all ranks of the pipeline, and waits for what it sends.
 
-    Args:
-        schedule: As step().
-        x: As step().
-        args: As step().
-        target: As step(); needed where the schedule has a loss.
-        kwargs: As schedule.eval(). torch empties a list `losses` before it adds those of this batch.
-
-    Returns:
-        What schedule.eval() returns.
-
-    Raises:
-        RuntimeError: A message of an earlier step failed.
-        torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
+    Arguments, result and errors are as those of step(); keywords are those of schedule.eval(). `target` is needed where the
+    schedule has a loss. torch empties a list `losses` before it adds those of this batch.
     """
     with torch.no_grad():
         return _run(schedule, schedule.eval, (x, *args), target, kwargs)
@@ -96,15 +79,8 @@ def reset(schedule: Any) -> None:
     the caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the
     step has added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a
     stage is sharded by FSDP2, or the first step failed, make a new schedule too; ranks that share such a stage go on only
-    where they have failed between the same two collectives of FSDP2, and where one was ahead wait there until their group's
-    time-out. A group that has ended, by a peer's death or a time-out, is not reset: make a new one, and new stages with the
-    same caches.
-
-    Args:
-        schedule: As step().
-
-    Raises:
-        torch.distributed.DistBackendError: A peer or the network failed, or the group has ended.
+    where they have failed between the same two collectives of FSDP2. A group that has ended, by a peer's death or a time-out,
+    is not reset, which is a DistBackendError: make a new one, and new stages with the same caches.
     """
     stages = _stages_of(schedule)
     for stage in stages:
@@ -120,11 +96,22 @@ def reset(schedule: Any) -> None:
     _compare(schedule, stages)
 
 
-def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> Any:
-    """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
-    stages = _stages_of(schedule)
+def _run(
+    schedule: Any,
+    run: Any,
+    inputs: tuple[Any, ...],
+    target: Any,
+    kwargs: dict[str, Any],
+    numbers: list[int] | None = None,
+) -> Any:
+    """One pass of a schedule on samples of these numbers; where it fails all of the rank's stages refuse the next one."""
+    stages, chunks = _stages_of(schedule), schedule._n_microbatches
     for stage in stages:
-        stage.expect_micro_batches(schedule._n_microbatches)
+        stage.expect_micro_batches(chunks)
+    if numbers is not None:
+        size = len(numbers) // chunks
+        for stage in stages:
+            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
     failed = f"rank {dist.get_rank(stages[0].group)}"
@@ -170,11 +157,7 @@ def _loads(stages: list[Stage]) -> int:
 
 
 def _compare(schedule: Any, stages: list[Stage]) -> None:
-    """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank.
-
-    Raises:
-        ValueError: Two sides were made differently, or one has a cache and the other has none; on both.
-    """
+    """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank."""
     said = {"schedule": type(schedule).__name__, "micro-batches": str(schedule._n_microbatches)}
     sides = [
         (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries

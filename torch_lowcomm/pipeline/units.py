@@ -14,31 +14,21 @@ UNITS = ("token", "sample", "message")
 
 
 def expect_unit(unit: str | None) -> None:
-    """Refuses what is no unit.
-
-    Raises:
-        ValueError: It is none of "token", "sample", "message" and None.
-    """
+    """Refuses what is no unit."""
     if unit not in (None, *UNITS):
         raise ValueError(f"unit: expected {', '.join(map(repr, UNITS))} or None, got {unit!r}")
 
 
 def unit_of(codec: str, shape: Sequence[int], unit: str | None, *, activations: bool) -> int:
-    """The elements of a unit, the same on both sides of a boundary.
+    """The elements of a unit, the same on both sides of a boundary; 0 where the whole tensor is one unit.
 
     Args:
         codec: The message's codec, or that of a memory; "": exact.
         shape: Of the tensor: [batch, time, width], or [batch, ...].
         unit: "token": the last dimension. "sample": all but the first one. "message": the whole tensor. None: a token of a tensor
             with three dimensions, a sample of any other.
-        activations: Whether these are activations, not gradients.
-
-    Returns:
-        0 where the whole tensor is one unit.
-
-    Raises:
-        ValueError: The codec makes every element of activations depend on all others, where they are [batch, time, width] or a
-            unit was asked for, other than "message".
+        activations: Whether these are activations, not gradients. A codec that makes each of their elements depend on all others
+            is then a ValueError, where they are [batch, time, width] or a unit was asked for.
     """
     if not codec or unit == "message" or len(shape) < 2:
         return 0
@@ -54,11 +44,7 @@ def unit_of(codec: str, shape: Sequence[int], unit: str | None, *, activations: 
 
 def is_shorter(codec: str, elements: int, itemsize: int) -> bool:
     """Whether coded units take fewer bytes than exact ones: of a few elements they do not, for a unit is filled up to 16.
-
-    Args:
-        codec: The message's codec.
-        elements: Of a unit; 0: whole messages, which are coded whatever their size.
-        itemsize: Bytes of an element.
+    Units of 0 elements are whole messages, which are coded whatever their size.
     """
     return elements == 0 or elements >= _LARGE or _coded(codec, elements) < _MANY * elements * itemsize
 

@@ -1,20 +1,22 @@
-"""Weights that are perturbed where they are used: w + factor·z exists while a layer needs it, and w is never touched."""
+"""Weights that are perturbed where they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
-from torch_lowcomm.seed_replay.perturbation import Perturbation
-from torch_lowcomm.seed_replay.raw_reads import RawReads
+from torch_lowcomm.seed_replay.perturbation import Perturbation, copy_all
 
 _LOOK_EVERY = 32  # evaluations; an even number, so that both of a two-sided estimate are alike
+# These return no tensor and yet values of one; other functions without a tensor return its shape, type or place.
+_READ_VALUES = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "equal", "allclose")
 
 
 class _Weights(dict[str, Any]):
@@ -29,7 +31,7 @@ class _Weights(dict[str, Any]):
 
 
 class AtUse(Perturbation):
-    """Evaluates a model at w + factor·z without a second copy of it (peak memory: one module's weights more).
+    """Evaluates a model at w + factor·z, which exists while a layer needs it: peak memory is one module's weights more.
 
     A module that reads `module.weight` during an evaluation, its own or another's, gets a separate perturbed tensor.
     Parameters may be read in another way, which gives them as they are: the flat weights of recurrent layers, a penalty over
@@ -40,7 +42,7 @@ class AtUse(Perturbation):
         model: A model in eager mode: what a compiler has traced reads no attributes.
         core: Makes the perturbed tensors.
         numbers: Number of a parameter in the core by its id().
-        machine: Number of this machine, for its directions.
+        machine: Number of this machine.
         quantized: Whether the parameters' own memory is gone, so that every use, perturbed or not, comes from the core.
     """
 
@@ -63,9 +65,9 @@ class AtUse(Perturbation):
 
     @contextmanager
     def at(self, sample: int, factor: float) -> Iterator[None]:
-        """Inside the context the model has the weights w + factor·z of a sample."""
+        """As `Perturbation.at`."""
         self._sample, self._factor = sample, factor
-        copies = {number: p.detach().clone() for number, p in self._in_place.items()}
+        copies = [p.detach().clone() for p in self._in_place.values()]
         if not self._quantized:
             self._install()
         try:
@@ -83,14 +85,10 @@ class AtUse(Perturbation):
             self._factor, self._last = 0.0, None
             if not self._quantized:
                 self._remove()
-            with torch.no_grad():
-                for number, copy in copies.items():
-                    self._in_place[number].copy_(copy)
+            copy_all(copies, to=[*self._in_place.values()])
 
     def complete(self) -> bool:
-        """Returns whether every parameter was perturbed in an evaluation.
-
-        If not, those that were not will be perturbed in place from now on, and the evaluation is to be made again.
+        """As `Perturbation.complete`; parameters that were not perturbed will be so in place from now on.
 
         Raises:
             ValueError: The memory of such a parameter is gone.
@@ -144,3 +142,35 @@ class AtUse(Perturbation):
     def _remove(self) -> None:
         for module, own in self._own:
             module.__dict__["_parameters"] = own
+
+
+class RawReads(TorchFunctionMode):
+    """Finds the parameters whose values torch's functions read inside this context: `found`, of `numbers` by their id()."""
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        super().__init__()
+        self._numbers = numbers
+        self.found: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls the function as it is."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        is_like = name.startswith("new_") or name.endswith("_like")  # of a shape, type and place, without its values
+        if name in _READ_VALUES or (next(_tensors(result), None) is not None and not is_like):
+            taken = (self._numbers.get(id(tensor)) for tensor in _tensors((args, kwargs)))
+            self.found.update(number for number in taken if number is not None)
+        return result
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,31 +1,31 @@
-"""A folder with a snapshot of the weights and the log since, from which a machine that was killed goes on."""
+"""A folder with a snapshot of the weights and the log since, from which a machine that was killed goes on.
+
+Of the log, what a crash cut off is dropped, and what was damaged is refused.
+"""
+
+from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from torch_lowcomm import _C
+from torch_lowcomm._checksum import bytes_checksum
 from torch_lowcomm._log import logger
-from torch_lowcomm.seed_replay.log_file import LogFile
 
-
-class KeptLog(Protocol):
-    """The log of what an optimizer has applied."""
-
-    def log_from(self, begin: int, /) -> bytes:
-        """The records of the iterations from `begin` on."""
-
-    def forget_log(self, *, before: int) -> None:
-        """Drops the records of the iterations before `before`."""
+_ENTRY = struct.Struct("<QI")  # bytes of the log so far, and their CRC-32C
 
 
 class Checkpointed(Protocol):
     """What a checkpoint writes and reads: `lc.SeedReplay`, or on a machine of several ranks what stands for all of them."""
 
     @property
-    def core(self) -> KeptLog:
-        """The log since the run began, or since what was dropped of it."""
+    def core(self) -> _C.SeedReplay:
+        """Has the log since the run began, or since what was dropped of it."""
 
     @property
     def iteration(self) -> int:
@@ -110,16 +110,14 @@ class Checkpoint:
             optimizer.core.forget_log(before=before)
 
     def _snapshot(self, optimizer: Checkpointed) -> int:
-        path = self._folder / f"snapshot-{optimizer.iteration}.pt"
-        part = path.with_suffix(".part")
-        torch.save(optimizer.snapshot(), part)
-        part.rename(path)
-        self._begin = self._next = optimizer.iteration
-        self._current = self._log(self._begin)
-        return self._begin
+        begin = optimizer.iteration
+        write_whole(self._path(begin), lambda part: torch.save(optimizer.snapshot(), part))
+        self._begin = self._next = begin
+        self._current = self._log(begin)
+        return begin
 
     def _load(self, optimizer: Checkpointed, begin: int) -> None:
-        path = self._folder / f"snapshot-{begin}.pt"
+        path = self._path(begin)
         try:
             saved = torch.load(path, weights_only=True)
         except Exception as error:
@@ -128,17 +126,73 @@ class Checkpoint:
 
     def _replay(self, optimizer: Checkpointed, begin: int) -> None:
         self._current = self._log(begin)
-        records = self._current.read()
-        if records:
+        if records := self._current.read():
             optimizer.replay(records)
 
     def _remove(self, begin: int) -> None:
-        (self._folder / f"snapshot-{begin}.pt").unlink()
+        self._path(begin).unlink()
         self._log(begin).remove()
 
     def _snapshots(self) -> list[int]:
         names = (re.fullmatch(r"snapshot-(\d+)\.pt", path.name) for path in self._folder.iterdir())
         return sorted(int(name.group(1)) for name in names if name)
 
+    def _path(self, begin: int) -> Path:
+        return self._folder / f"snapshot-{begin}.pt"
+
     def _log(self, begin: int) -> LogFile:
         return LogFile(self._folder / f"log-{begin}.bin")
+
+
+class LogFile:
+    """The file `<name>.bin` of records, one behind another, at `path`, and `<name>.crc`, an entry for each append.
+
+    A process may be killed between two writes: records come before their entry, and need none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._sums = path, path.with_suffix(".crc")
+        self._bytes = self._crc = 0
+
+    def read(self) -> bytes:
+        """Returns the records that are whole; what follows them is dropped, with a warning.
+
+        Raises:
+            ValueError: Others were written.
+        """
+        records = self._path.read_bytes() if self._path.exists() else b""
+        sums = self._sums.read_bytes() if self._sums.exists() else b""
+        whole_entries = _ENTRY.iter_unpack(sums[: len(sums) // _ENTRY.size * _ENTRY.size])
+        entries = [entry for entry in whole_entries if entry[0] <= len(records)]
+        if entries and (got := bytes_checksum(records[: entries[-1][0]])) != entries[-1][1]:
+            raise ValueError(
+                f"SeedReplay: {self._path}: expected {entries[-1][0]} bytes with CRC-32C {entries[-1][1]:08x}, as they were "
+                f"written, got {got:08x}: the file is damaged"
+            )
+        whole = _C.ReplayRecords(records).whole_prefix
+        if len(whole) < len(records):
+            logger.warning("%s: dropped %d bytes of a record that was not whole", self._path, len(records) - len(whole))
+            write_whole(self._path, lambda part: part.write_bytes(whole))
+        self._bytes, self._crc = len(whole), bytes_checksum(whole)
+        entry = _ENTRY.pack(self._bytes, self._crc)
+        write_whole(self._sums, lambda part: part.write_bytes(entry))
+        return whole
+
+    def append(self, records: bytes) -> None:
+        """Writes records, then their entry."""
+        self._bytes, self._crc = self._bytes + len(records), bytes_checksum(records, self._crc)
+        for path, data in ((self._path, records), (self._sums, _ENTRY.pack(self._bytes, self._crc))):
+            with path.open("ab") as file:
+                file.write(data)
+
+    def remove(self) -> None:
+        """Deletes both files where they exist."""
+        for path in (self._path, self._sums):
+            path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Makes or replaces a file, which has its name once `write` has written all of it to another."""
+    part = path.with_suffix(".part")
+    write(part)
+    part.rename(path)

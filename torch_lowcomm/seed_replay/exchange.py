@@ -24,7 +24,7 @@ class ReplayMismatch(RuntimeError):
 
 
 class Exchange:
-    """The interface between an optimizer and the way in which machines meet; the base of one without others to wait for.
+    """The interface between an optimizer and the way in which machines meet.
 
     Attributes:
         machine: This machine's number, below 2^64 and different from all others.
@@ -69,7 +69,7 @@ class Alone(Exchange):
         self.machine = machine
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """Returns a record of one message."""
+        """As Exchange.exchange."""
         return core.record([message], lr=lr, weight_decay=weight_decay)
 
 
@@ -92,11 +92,7 @@ class StaticExchange(NotCopied, Exchange):
         self._waited_s = 0.0
 
     def join(self, core: _C.SeedReplay) -> None:
-        """Compares iteration, weights and options of all ranks.
-
-        Raises:
-            ValueError: A rank differs; all ranks raise it.
-        """
+        """As Exchange.join: compares iteration, weights and options of all ranks, which raise together."""
         mine = (core.agreement, core.iteration, core.checksum(), self._samples)
         all_have = all_gather_json(mine, self._group)
         for name, place in (("options and parameters", 0), ("iteration", 1), ("checksum of the weights", 2)):

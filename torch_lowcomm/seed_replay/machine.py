@@ -1,47 +1,65 @@
-"""How a machine exchanges and keeps its records; one of several ranks has one voice among the machines, and one folder."""
+"""How a machine meets the others, exchanges and keeps its records; one of several ranks has one voice, and one folder."""
 
-import functools
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch.distributed as dist
+
 from torch_lowcomm import _C
 from torch_lowcomm._saved import packed, unpacked
 from torch_lowcomm.seed_replay.checkpoint import Checkpoint, Checkpointed
-from torch_lowcomm.seed_replay.exchange import Exchange
-from torch_lowcomm.seed_replay.lead import Lead, Steps
-from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.exchange import Alone, Exchange, StaticExchange
+from torch_lowcomm.seed_replay.lead import Lead, Led, Steps
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.store import StoreExchange
 
 
-class Led:
-    """What the machine's first rank gives to an exchange or a checkpoint in an object's place: all ranks do its steps.
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """The arguments of these names, which `lc.SeedReplay` explains."""
 
-    Args:
-        target: The first rank's object. What is no step is its own.
-        lead: Tells the other ranks a step, with the bytes and the number that it is called with.
-        steps: Names of the methods that are steps.
-    """
+    group: dist.ProcessGroup | None
+    store: dist.Store | None
+    machine_id: int | str | None
+    exchange: Exchange | None
 
-    def __init__(self, target: Any, lead: Lead, steps: Sequence[str]) -> None:
-        self._target, self._lead, self._steps = target, lead, steps
+    def expect(self, ranks: Sequence[int]) -> str:
+        """Checks that there is one way, and returns its name.
 
-    def __getattr__(self, name: str) -> Any:
-        """The object's attribute; a step of the machine where it is one."""
-        found = getattr(self._target, name)
-        return functools.partial(self._step, name, found) if name in self._steps else found
+        Raises:
+            ValueError: There is more than one way, a part of one, or the group has another of this machine's global `ranks`.
+        """
+        ways = {"group": self.group, "store": self.store, "exchange": self.exchange}
+        given = [name for name, way in ways.items() if way is not None]
+        if len(given) > 1:
+            raise ValueError("SeedReplay: expected one of group, store and exchange, got more")
+        if (self.store is None) != (self.machine_id is None):
+            got = "machine_id alone" if self.store is None else "store alone"
+            raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
+        if self.group is not None and self.group != dist.GroupMember.NON_GROUP_MEMBER:
+            others = sorted(set(dist.get_process_group_ranks(self.group)) & set(ranks) - {dist.get_rank()})
+            if others:
+                raise ValueError(
+                    f"SeedReplay: group: expected one rank of each machine, got ranks {others} of this one too, whose parameters "
+                    "are sharded together"
+                )
+        return f"{given[0]} {self.machine_id}" if given else "alone"
 
-    def _step(self, name: str, call: Callable[..., Any], *args: Any, **numbers: int) -> Any:
-        data = b"".join(part for part in args if isinstance(part, bytes))
-        return self._lead.tell(name, number=sum(numbers.values()), data=data, act=lambda: call(*args, **numbers))
+    def begin(self, *, samples: int | None) -> Exchange:
+        """Returns the exchange. `samples`: this machine's in every iteration; None if their number changes."""
+        if self.exchange is not None:
+            return self.exchange
+        if self.store is not None and self.machine_id is not None:
+            return StoreExchange(self.store, self.machine_id)
+        if self.group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("SeedReplay: group: expected one that this rank is in, got GroupMember.NON_GROUP_MEMBER")
+        return Alone() if self.group is None else StaticExchange(self.group, samples=samples)
 
 
 class SeveralRanks:
-    """The parts of a machine of several ranks.
-
-    Args:
-        optimizer: This rank's optimizer, whose core is that of the machine's weights.
-        ranks: The machine's ranks.
+    """The parts of a machine of several ranks, whose weights this rank's `optimizer` moves.
 
     Attributes:
         lead: Lets the first rank act, and the others follow it.
@@ -50,7 +68,7 @@ class SeveralRanks:
     """
 
     def __init__(self, optimizer: Checkpointed, ranks: MachineRanks) -> None:
-        core = cast("_C.SeedReplay", optimizer.core)
+        core = optimizer.core
         of_core: Steps = {
             "checksum": lambda _, __: core.checksum(),
             "apply": lambda _, records: core.apply(records),
@@ -70,10 +88,8 @@ class SeveralRanks:
 class MachineExchange(Exchange):
     """An exchange in which a machine's first rank speaks for all its ranks: one message a machine.
 
-    Args:
-        inner: The exchange among machines; None on ranks other than the first.
-        several: The machine's parts.
-        machine: Number of this machine.
+    join, exchange and check are collective of the machine; join and check also compare what several of its ranks have. `inner` is
+    the exchange among machines, on the first rank only.
     """
 
     def __init__(self, inner: Exchange | None, several: SeveralRanks, machine: int) -> None:
@@ -81,29 +97,20 @@ class MachineExchange(Exchange):
         self._led, self._of_first = several.core, cast("Exchange", inner)  # used on the first rank only
 
     def join(self, core: _C.SeedReplay) -> None:
-        """As Exchange.join, after a comparison of what several ranks of the machine have. Collective of the machine."""
-
-        def join() -> None:
-            self._led.checksum()
-            self._of_first.join(self._led)
-
-        self._lead(join)
+        """As Exchange.join."""
+        self._lead(lambda: self._compared(self._of_first.join))
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """As Exchange.exchange. Collective of the machine."""
+        """As Exchange.exchange."""
         step = {"lr": lr, "weight_decay": weight_decay}
-        record = cast("bytes", self._lead(lambda: self._of_first.exchange(self._led, message, **step)))
+        record: bytes = self._lead(lambda: self._of_first.exchange(self._led, message, **step))
         self._there = len(_C.read_replay_records(record)[0]["machines"])
         return record
 
     def check(self, core: _C.SeedReplay) -> bool:
-        """As Exchange.check, and compares what several ranks of the machine have. Collective of the machine."""
-
-        def check() -> bool:
-            self._led.checksum()
-            return self._of_first.check(self._led)
-
-        return cast("bool", self._lead(check))
+        """As Exchange.check."""
+        replaced: bool = self._lead(lambda: self._compared(self._of_first.check))
+        return replaced
 
     def leave(self) -> None:
         """As Exchange.leave; the first rank's counts, and it waits for no other rank."""
@@ -116,35 +123,25 @@ class MachineExchange(Exchange):
             return self._inner.stats()
         return {**super().stats(), "machines": self._there}
 
+    def _compared(self, method: Callable[[Any], bool | None]) -> bool | None:
+        self._led.checksum()
+        return method(self._led)
+
 
 class MachineCheckpoint:
-    """The folder of a machine of several ranks. The first rank reads and writes it.
-
-    Args:
-        inner: The folder; None on ranks other than the first.
-        several: The machine's parts.
-    """
+    """The folder of a machine of several ranks, which the first of them reads and writes: `inner`, None on the others."""
 
     def __init__(self, inner: Checkpoint | None, several: SeveralRanks) -> None:
-        self._of_first = cast("Checkpoint", inner)  # used on the first rank only
-        self._led, self._lead = several.optimizer, several.lead
+        self._inner, self._led, self._lead = inner, several.optimizer, several.lead
 
-    def restore(self, optimizer: Checkpointed) -> None:
-        """As Checkpoint.restore. Collective of the machine."""
-        self._lead(lambda: self._of_first.restore(self._led))
-
-    def applied(self, optimizer: Checkpointed) -> None:
-        """As Checkpoint.applied. Collective of the machine."""
-        self._lead(lambda: self._of_first.applied(self._led))
-
-    def restart(self, optimizer: Checkpointed) -> None:
-        """As Checkpoint.restart. Collective of the machine."""
-        self._lead(lambda: self._of_first.restart(self._led))
+    def __getattr__(self, name: str) -> Callable[[Checkpointed], None]:
+        """A method of `Checkpoint`, as a collective of the machine."""
+        return lambda _: self._lead(lambda: getattr(self._inner, name)(self._led))
 
 
 def connected(
     optimizer: Checkpointed,
-    ranks: OneRank | MachineRanks,
+    ranks: MachineRanks,
     inner: Exchange | None,
     machine: int,
     folder: Path | None,
@@ -153,18 +150,13 @@ def connected(
 ) -> tuple[Exchange, Checkpoint | MachineCheckpoint | None]:
     """Returns how a rank's optimizer exchanges and keeps records; with a store it also gives and takes snapshots.
 
-    Args:
-        optimizer: The rank's.
-        ranks: The machine's ranks.
-        inner: The exchange among machines, on the first rank.
-        machine: The machine's number.
-        folder: Where the machine's records are kept, or None.
-        every: Iterations from one snapshot in the folder to the next.
+    The machine's first rank gives `inner`, the exchange among machines. Records are kept in `folder`, or nowhere with None, with
+    a snapshot every so many iterations.
     """
     kept = None if folder is None or inner is None else Checkpoint(folder, every)
     speaker, exchange = optimizer, inner
     checkpoint: Checkpoint | MachineCheckpoint | None = kept
-    if isinstance(ranks, MachineRanks):
+    if ranks.several:
         several = SeveralRanks(optimizer, ranks)
         speaker, exchange = several.optimizer, MachineExchange(inner, several, machine)
         checkpoint = None if folder is None else MachineCheckpoint(kept, several)

@@ -11,40 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import show_both
-from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
-
-
-class OneRank:
-    """The rank of a machine that has no other, in the place of `MachineRanks`."""
-
-    ranks: Sequence[int] = ()
-    first = True
-
-    def gather(self, mine: Any) -> list[Any]:
-        """Returns the one value."""
-        return [mine]
-
-    def agree(self, topic: str, make: Callable[[], Any]) -> Any:
-        """Calls `make`: there is no rank to compare with."""
-        return make()
-
-    def mean(self, loss: float, *, at: Sequence[float]) -> float:
-        """Returns the loss."""
-        return loss
-
-    def any(self, mine: bool) -> bool:
-        """Returns the argument."""
-        return mine
 
 
 class MachineRanks:
     """The ranks that share out one machine's weights, in the order of their mesh. Every method is a collective.
 
     Args:
-        mesh: The mesh of the machine's parameters, of any number of dimensions.
+        mesh: The mesh of the machine's parameters, of any number of dimensions; None for a machine of one rank.
 
     Attributes:
+        several: Whether there are other ranks.
         ranks: The global ranks, in their order.
         first: Whether this rank is the first one, which speaks for the machine.
 
@@ -52,7 +29,12 @@ class MachineRanks:
         ValueError: This rank is not in the mesh, or a group of it gathers nothing in host memory.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self.several, self.first = mesh is not None, True
+        self.ranks = [dist.get_rank() if dist.is_initialized() else 0]
+        self._groups: list[dist.ProcessGroup] = []
+        if mesh is None:
+            return
         coordinate = mesh.get_coordinate()
         if coordinate is None:
             raise ValueError(f"SeedReplay: expected a rank of the parameters' mesh {mesh}, got rank {dist.get_rank()}")
@@ -65,26 +47,21 @@ class MachineRanks:
                     "SeedReplay: expected a mesh whose ranks gather bytes in host memory too, as with "
                     f'init_process_group("cpu:gloo,cuda:nccl"), got a group for {", ".join(devices)}'
                 )
-        self.ranks: list[int] = mesh.mesh.flatten().tolist()
+        self.ranks = mesh.mesh.flatten().tolist()
         self.first = not any(coordinate)
 
     def gather(self, mine: Any) -> list[Any]:
-        """Returns every rank's value: numbers, texts, None, and lists of them."""
+        """Returns every rank's value, of a kind that `all_gather_json` takes."""
         found = [mine]
         for group in reversed(self._groups):
             found = [value for part in all_gather_json(found, group) for value in part]
         return found
 
     def agree(self, topic: str, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returns, which must be the same on all ranks.
-
-        Args:
-            topic: What it is about, for the error.
-            make: Makes this rank's value, as `gather` takes it. It may raise.
+        """Returns what `make` returns, which must be the same on all ranks; `topic` says in an error what it is.
 
         Raises:
             ValueError: On another rank `make` raised, or returned something else.
-            Exception: `make` raised it on this rank.
         """
         value, error = None, None
         try:
@@ -110,20 +87,14 @@ class MachineRanks:
     def mean(self, loss: float, *, at: Sequence[float]) -> float:
         """Returns the mean of the ranks' losses: their exact sum, rounded, over their number; NaN if one is not finite.
 
-        Args:
-            loss: This rank's loss.
-            at: Numbers that say which evaluation this is.
+        `at` are numbers that say which evaluation this is.
 
         Raises:
             RuntimeError: Ranks are at different evaluations; all ranks raise it.
         """
-        found = torch.tensor([loss, *at], dtype=torch.float64)
-        for group in reversed(self._groups):
-            gathered = found.new_empty(dist.get_world_size(group) * found.numel())
-            with exact():
-                all_gather_single(gathered, found, group=group)
-            found = gathered
-        rows = found.view(len(self.ranks), -1).tolist()
+        if not self.several:
+            return loss
+        rows = self.gather([loss, *at])
         for rank, row in zip(self.ranks, rows, strict=True):
             if row[1:] != rows[0][1:]:
                 raise RuntimeError(
@@ -149,12 +120,10 @@ class MachineRanks:
     def bytes_of_first(self, data: bytes) -> bytes:
         """Returns the first rank's bytes; the other ranks' are ignored."""
         length = int(self.tensor_of_first(torch.tensor([len(data)])))
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.first and length else None
         if length == 0:
             return b""
-        return (
-            self.tensor_of_first(mine if mine is not None else torch.empty(length, dtype=torch.uint8)).numpy().tobytes()
-        )
+        mine = bytearray(data if self.first else length)
+        return self.tensor_of_first(torch.frombuffer(mine, dtype=torch.uint8)).numpy().tobytes()
 
     def tensor_of_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sets a contiguous tensor in host memory to the first rank's, which has its shape and type; returns it."""

@@ -13,12 +13,10 @@ from torch import nn
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.seed_replay.exchange import Exchange
-from torch_lowcomm.seed_replay.machine import connected
-from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
-from torch_lowcomm.seed_replay.measure import Measure
-from torch_lowcomm.seed_replay.meeting import Meeting
+from torch_lowcomm.seed_replay.machine import Meeting, connected
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
+from torch_lowcomm.seed_replay.measure import LossWatch, Measure, default_rate
 from torch_lowcomm.seed_replay.options import SeedReplayOptions
-from torch_lowcomm.seed_replay.rate import LossWatch, default_rate
 from torch_lowcomm.seed_replay.shards import Entry, entries, layout, mesh_of
 from torch_lowcomm.seed_replay.weights import TrainedWeights
 
@@ -75,7 +73,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         if not isinstance(model, nn.Module):
             raise TypeError(f"SeedReplay: model: expected a torch.nn.Module, got {type(model).__name__}")
         mesh, self._options = mesh_of(model), SeedReplayOptions.named(**options)
-        self._ranks = OneRank() if mesh is None else MachineRanks(mesh)
+        self._ranks = MachineRanks(mesh)
         parameters = [p for p in model.parameters() if p.requires_grad]
         lr, self._watch = default_rate(parameters) if lr is None else lr, LossWatch(parameters)
         meeting, own = Meeting(group, store, machine_id, exchange), list[Entry]()
@@ -83,7 +81,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         def checked() -> str:
             """Returns what all ranks of this machine must have in common."""
             met = meeting.expect(self._ranks.ranks)
-            self._options.expect(lr, sharded=mesh is not None)
+            self._options.expect(lr)
             own.extend(entries(model))
             layouts = [layout(name, p) for (name, _, _, _), p in zip(own, parameters, strict=True)]
             kept = checkpoint is not None
@@ -182,8 +180,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
 
         Returns:
             `iteration`; `gradients`, applied estimates of all machines; `evaluations` of the loss on this machine; `skipped`,
-            estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and the exchange's counts:
-            `machines` of the last iteration, `sent_bytes`, `received_bytes`, `waited_s`.
+            estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and `Exchange.stats`.
         """
         return {
             "iteration": self.iteration,

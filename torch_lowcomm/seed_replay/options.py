@@ -78,16 +78,8 @@ class SeedReplayOptions(OptionTable):
         told = {**vars(self), "samples": self.most_samples}
         return " ".join(f"{name}={value}" for name, value in told.items() if name != "weight_decay")
 
-    def expect(self, lr: float, *, sharded: bool) -> None:
-        """Checks the options and the learning rate.
-
-        Args:
-            lr: The learning rate.
-            sharded: Whether FSDP2 has sharded the model.
-
-        Raises:
-            ValueError: A number is wrong, there is no such name, or two options do not go together.
-        """
+    def expect(self, lr: float) -> None:
+        """Raises ValueError where a number or a name is wrong, or two options do not go together."""
         words, holds = _POSITIVE
         if not holds(lr):
             raise ValueError(f"SeedReplay: lr: expected {words}, got {lr!r}")
@@ -98,20 +90,11 @@ class SeedReplayOptions(OptionTable):
             raise ValueError(
                 "SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation"
             )
-        if self.base is not None:
-            self._expect_base(sharded=sharded)
-
-    def _expect_base(self, *, sharded: bool) -> None:
-        if self.weight_decay:
+        if self.base is not None and self.weight_decay:
             raise ValueError(
                 f"SeedReplay: weight_decay: expected 0 with base {self.base!r}, which is never written, got {self.weight_decay}"
             )
-        if self.perturb == "in-place":
+        if self.base is not None and self.perturb == "in-place":
             raise ValueError(
                 f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {self.base!r}"
-            )
-        if sharded:
-            raise ValueError(
-                f"SeedReplay: base {self.base!r}: expected a model that is not sharded, as FSDP2 gathers the weights that a base "
-                "takes the place of, got DTensors"
             )

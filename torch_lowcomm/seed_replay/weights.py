@@ -10,29 +10,20 @@ from torch import nn
 from torch_lowcomm import _C
 from torch_lowcomm._text_difference import differing_parts
 from torch_lowcomm.seed_replay.at_use import AtUse
-from torch_lowcomm.seed_replay.in_place import InPlace
-from torch_lowcomm.seed_replay.in_shards import InShards, Resharding
-from torch_lowcomm.seed_replay.machine_ranks import MachineRanks, OneRank
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.options import SeedReplayOptions
-from torch_lowcomm.seed_replay.perturbation import Perturbation
-from torch_lowcomm.seed_replay.sharded_core import ShardedCore
-from torch_lowcomm.seed_replay.shards import Entry, expect_same_memory, like
-from torch_lowcomm.seed_replay.snapshot import gathered, scattered
+from torch_lowcomm.seed_replay.perturbation import InPlace, InShards, Perturbation, copy_all
+from torch_lowcomm.seed_replay.shards import Entry, ShardedCore, expect_same_memory, gathered, like, scattered
 
 
 class TrainedWeights:
     """The weights of one machine that records move.
 
-    Args:
-        model: The model that is evaluated.
-        own: Its trained parameters, of a sharded model this rank's shards. With a base they give up their memory, and the list
-            gets what is left of them: no reference may keep it.
-        options: Of the run.
-        machine: Number of this machine, for its directions.
-        ranks: The machine's ranks.
+    `own` has the trained parameters, of a sharded model this rank's shards. With a base they give up their memory, and the list
+    gets what is left of them: no reference may keep it.
 
     Attributes:
-        core: That of the weights on which machines agree; of several ranks its `checksum()` is a collective of them.
+        core: That of the weights on which machines agree.
         perturbation: Perturbs the model for an evaluation.
     """
 
@@ -44,11 +35,11 @@ class TrainedWeights:
         own: list[Entry],
         options: SeedReplayOptions,
         machine: int,
-        ranks: OneRank | MachineRanks,
+        ranks: MachineRanks,
     ) -> None:
         self._parameters = parameters = [p for p in model.parameters() if p.requires_grad]
         self._own, self._ranks, self._has_base = own, ranks, options.base is not None
-        tensors, several = [tensor for _, tensor, _, _ in own], isinstance(ranks, MachineRanks)
+        tensors, several = [tensor for _, tensor, _, _ in own], ranks.several
         shapes = [list(p.shape) for p in parameters] if several else None
         core = moved = _C.SeedReplay(own, options.for_core(), shapes)
         if options.perturb == "in-place":
@@ -66,18 +57,14 @@ class TrainedWeights:
                 own[:] = [(name, p.detach(), *rest) for (name, _, *rest), p in zip(own, parameters, strict=True)]
             self.perturbation = AtUse(model, core, numbers, machine, quantized=self._has_base)
         self.core = moved
-        if isinstance(ranks, MachineRanks):
-            self.perturbation = Resharding(model, self.perturbation)
+        if ranks.several:
+            self.perturbation.sharded = model
             self.core = cast("_C.SeedReplay", ShardedCore(moved, ranks, own))
 
     def expect_rates(self, lr: float, weight_decay: float) -> list[Any]:
-        """Checks what an iteration begins with, and returns what ranks of a machine have in common then.
-
-        Raises:
-            ValueError: A rate is not finite, or a shard has got other memory.
-        """
+        """Checks what an iteration begins with, and returns what ranks of a machine have in common then."""
         self.core.check_rates(lr=lr, weight_decay=weight_decay)
-        if isinstance(self._ranks, MachineRanks):
+        if self._ranks.several:
             expect_same_memory(self._own, self._parameters)
         return [self.core.iteration, lr, weight_decay]
 
@@ -92,11 +79,7 @@ class TrainedWeights:
         }
 
     def expect_same(self, state: Mapping[str, Any]) -> None:
-        """Compares the description of weights and options in a state.
-
-        Raises:
-            ValueError: It is of others.
-        """
+        """Raises ValueError where a state is of other weights or options, by its description."""
         if state["description"] != self.core.description:
             mine, saved = differing_parts(self.core.description, state["description"])
             raise ValueError(f"SeedReplay: state: expected one of {mine!r}, got one of {saved!r}")
@@ -104,12 +87,7 @@ class TrainedWeights:
     def load(self, state: Mapping[str, Any], load_others: Callable[[], None]) -> None:
         """Goes on from a state, whose weights the model has. Where it raises the core is as it was.
 
-        Args:
-            state: What `state` returned.
-            load_others: Loads what belongs to the same state, once the weights have been compared.
-
-        Raises:
-            ValueError: The model has other weights.
+        `load_others` loads what else belongs to the state, once the weights have been compared.
         """
         self.perturbation.take()
         sums = self.core.sums
@@ -134,15 +112,15 @@ class TrainedWeights:
         return {name: like(w, p) for (name, _, _, _), w, p in zip(self._own, copies, self._parameters, strict=True)}
 
     def whole(self) -> dict[str, torch.Tensor] | None:
-        """Returns the weights for a snapshot, on the machine's first rank; None with a base, which has a file of its own."""
+        """Returns the weights as `SeedReplay.snapshot` has them."""
         if self._has_base:
             return None
         values = self.values()
-        return gathered(values, self._ranks) if isinstance(self._ranks, MachineRanks) else values
+        return gathered(values, self._ranks) if self._ranks.several else values
 
     def part_of(self, snapshot: dict[str, Any]) -> dict[str, Any]:
         """Returns this rank's part of a snapshot that the machine's first rank has. Collective of the machine."""
-        if not isinstance(self._ranks, MachineRanks):
+        if not self._ranks.several:
             return snapshot
         return scattered(snapshot, self._own, self._parameters, self._ranks)
 
@@ -152,16 +130,12 @@ class TrainedWeights:
         if values is None:
             yield
             return
-        before = {name: weight.clone() for name, weight, _, _ in self._own}
+        weights = [weight for _, weight, _, _ in self._own]
+        before = [weight.clone() for weight in weights]
         try:
-            self._set(values)
+            copy_all([values[name] for name, _, _, _ in self._own], to=weights)
             yield
         except BaseException:
-            self._set(before)
+            copy_all(before, to=weights)
             self.perturbation.take()
             raise
-
-    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight, _, _ in self._own:
-                weight.copy_(values[name])

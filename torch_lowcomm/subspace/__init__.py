@@ -18,7 +18,7 @@ from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.projection import Bottleneck, Projection
 from torch_lowcomm.subspace.reparam import project_gradients, reparam
-from torch_lowcomm.subspace.states import merge_states
+from torch_lowcomm.subspace.stage import merge_states
 
 __all__ = [
     "Bottleneck",

@@ -1,13 +1,15 @@
-"""The part of a token's activation that every stage knows: frozen, made where it is used."""
+"""The frozen part of a token's activation, which every stage makes for itself, and the embedding that adds a trained one."""
 
 import zlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torch_lowcomm import _C
-from torch_lowcomm.subspace.basis import expect_seed
+from torch_lowcomm.subspace.basis import Basis, expect_seed
+from torch_lowcomm.subspace.parts import EMBEDDING
 
 _MOST_TOKENS = 2**31
 
@@ -44,10 +46,6 @@ class Anchor(nn.Module):
             sigma: The rows' standard deviation.
             fixed: "signs": ±sigma. "gaussian": N(0, sigma²), as in the paper.
             positions: float [context, width], added to the row by a token's place in its sequence; a frozen table.
-
-        Raises:
-            TypeError: The seed is no integer.
-            ValueError: An option is out of its range, or positions have another width.
         """
         super().__init__()
         if not 0 < vocabulary <= _MOST_TOKENS:
@@ -64,44 +62,28 @@ class Anchor(nn.Module):
         self._checksum: tuple[object, int] | None = None
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
-        """Positions + T_fixed[ids], without a gradient.
-
-        Args:
-            ids: int64 [..., time].
-            dtype: Of the result; arithmetic is float64 for float64, else float32.
-            start: The place in its sequence of the first id.
-
-        Returns:
-            [..., time, width].
-
-        Raises:
-            ValueError: An id is outside the vocabulary (checked on the host), or places are beyond the context.
+        """Positions + T_fixed[ids] for ids [..., time] whose first is at `start`: [..., time, width] of `dtype`, without a
+        gradient. Arithmetic is float64 for float64, else float32. An id outside the vocabulary is a ValueError (checked on
+        the host).
         """
         kind = torch.float64 if dtype == torch.float64 else torch.float32
-        places = self.places(ids, kind, start)
-        return _C.subspace_anchor(
-            ids,
-            self.width,
-            seed=self.seed,
-            scale=self.sigma,
-            normal=self.fixed == "gaussian",
-            positions=places,
-            vocabulary=self.vocabulary,
-            dtype=kind,
-        ).to(dtype)
+        return _C.subspace_anchor(ids, self.width, **self.options(ids, kind, start), dtype=kind).to(dtype)
 
-    def places(self, ids: Tensor, dtype: torch.dtype, start: int) -> Tensor | None:
-        """The rows of `positions` for ids [..., time] whose first is at `start`, [time, width]; None without positions.
-
-        Raises:
-            ValueError: They are beyond the context.
-        """
-        if self.positions is None:
-            return None
-        end = start + ids.shape[-1]
-        if end > self.positions.shape[0]:
-            raise ValueError(f"subspace: ids: expected at most {self.positions.shape[0]} places, got {end}")
-        return self.positions[start:end].to(dtype).contiguous()
+    def options(self, ids: Tensor, dtype: torch.dtype, start: int) -> dict[str, Any]:
+        """What the kernels make rows of: positions are those of ids [..., time] whose first is at `start`, [time, width]."""
+        places = self.positions
+        if places is not None:
+            end = start + ids.shape[-1]
+            if end > len(places):
+                raise ValueError(f"subspace: ids: expected at most {len(places)} places, got {end}")
+            places = places[start:end].to(dtype).contiguous()
+        return {
+            "seed": self.seed,
+            "scale": self.sigma,
+            "normal": self.fixed == "gaussian",
+            "positions": places,
+            "vocabulary": self.vocabulary,
+        }
 
     @property
     def checksum(self) -> int:
@@ -119,11 +101,7 @@ class Anchor(nn.Module):
         return torch.tensor([self.seed, self.sigma, self.fixed == "gaussian"], dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
-        """Compares a loaded state's rows with these.
-
-        Raises:
-            ValueError: They are made of another seed, sigma or kind.
-        """
+        """Refuses a loaded state whose rows are made of another seed, sigma or kind."""
         mine = self.get_extra_state()
         if not torch.equal(state.cpu(), mine):
             raise ValueError(
@@ -133,3 +111,36 @@ class Anchor(nn.Module):
     def extra_repr(self) -> str:
         """The text in repr()."""
         return f"vocabulary={self.vocabulary}, width={self.width}, seed={self.seed}, sigma={self.sigma}, fixed={self.fixed!r}"
+
+
+class Embedding(nn.Module):
+    """TE(t) = T_fixed[t] + T_S[t] (section 4.3.1 of Protocol Models).
+
+    T_fixed, the anchor, is the same on all stages and never trained. T_S is the parameter `weight`, [vocabulary, width], whose
+    rows lie in the subspace: `lc.SubspaceAdamW` keeps them there. The row of T_S of the token `padding_idx` is not trained, as
+    `nn.Embedding` has it; the token has its fixed part all the same.
+    """
+
+    subspace_role = EMBEDDING
+    subspace_basis: Basis
+    anchor: Anchor
+
+    def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor, *, padding_idx: int | None = None) -> None:
+        """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected."""
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.num_embeddings, self.embedding_dim = vocabulary, basis.width
+        # Both are the model's own, which has them in its state once, under one name in every stage.
+        object.__setattr__(self, "subspace_basis", basis)
+        object.__setattr__(self, "anchor", anchor)
+        drawn = torch.randn(vocabulary, basis.width, device=basis.vectors.device) * anchor.sigma
+        self.weight = nn.Parameter(basis.project(drawn))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [batch, time] to [batch, time, width]."""
+        ids = ids.long()
+        return functional.embedding(ids, self.weight, self.padding_idx) + self.anchor(ids, self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Vocabulary and width."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"

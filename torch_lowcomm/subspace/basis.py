@@ -5,15 +5,14 @@ import functools
 import zlib
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def expect_integer(name: str, value: object) -> None:
@@ -29,18 +28,18 @@ def expect_seed(seed: object) -> None:
         raise ValueError(f"subspace: seed: expected 0 or more, below 2^64, got {seed}")
 
 
-def without_autocast(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def without_autocast(call: _Call) -> _Call:
     """Makes a function compute in its tensors' own types: autocast would round what keeps a weight in the subspace."""
 
     @functools.wraps(call)
-    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as off:
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     off.enter_context(torch.autocast(device, enabled=False))
             return call(*args, **kwargs)
 
-    return wrapper
+    return cast("_Call", wrapper)
 
 
 class Basis(nn.Module):
@@ -58,23 +57,15 @@ class Basis(nn.Module):
     vectors: Tensor
 
     def __init__(self, width: int, rank: int, *, seed: int = 0) -> None:
-        """Makes the basis.
-
-        Args:
-            width: d, the size of the residual stream.
-            rank: k, the numbers that a boundary carries for each token.
-            seed: Of the Gaussian numbers that are orthonormalised.
-
-        Raises:
-            TypeError: rank or seed is no integer.
-            ValueError: rank is not in 1...width, or seed not in 0...2^64 - 1.
-        """
+        """Makes the basis of `rank` (k) rows from a seed."""
         super().__init__()
         expect_integer("rank", rank)
         expect_seed(seed)
         self.width, self.rank, self.seed, self.version, self.free_blocks = width, rank, seed, 0, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
-        self._forget()
+        self._made_of: tuple[Any, ...] = ()  # the vectors of which the next two were made
+        self._rows: dict[torch.dtype, Tensor] = {}
+        self._checksum: int | None = None
 
     def rows(self, dtype: torch.dtype) -> Tensor:
         """Uᵀ for arithmetic on tensors of a type: float64 for float64, else float32; [rank, width]."""
@@ -109,14 +100,7 @@ class Basis(nn.Module):
         return (rows.t() @ (rows @ weight.to(rows.dtype))).to(weight.dtype)
 
     def change(self, vectors: Tensor) -> None:
-        """Takes another basis of the same size, and counts a version on.
-
-        Args:
-            vectors: float64 [rank, width], orthonormal rows.
-
-        Raises:
-            ValueError: The shape is another, or the rows are not orthonormal to 1e-9.
-        """
+        """Takes another basis, float64 [rank, width] of rows that are orthonormal to 1e-9, and counts a version on."""
         if vectors.shape != self.vectors.shape or vectors.dtype != torch.float64:
             raise ValueError(
                 f"subspace: basis: expected float64 {tuple(self.vectors.shape)}, got {vectors.dtype} {tuple(vectors.shape)}"
@@ -128,7 +112,6 @@ class Basis(nn.Module):
             )
         self.vectors = vectors.to(self.vectors.device).clone()
         self.version += 1
-        self._forget()
 
     @property
     def checksum(self) -> int:
@@ -138,21 +121,13 @@ class Basis(nn.Module):
             self._checksum = checksum_of(self.vectors, self.version)
         return self._checksum
 
-    def _forget(self) -> None:
-        """Drops what was made of the vectors, and takes down which ones they are."""
-        self._rows: dict[torch.dtype, Tensor] = {}
-        self._checksum: int | None = None
-        self._made_of = self._memory()
-
     def _forget_changed(self) -> None:
-        """The same where somebody has written to the vectors, as a distributed checkpoint does that is loaded in place."""
-        if self._made_of != self._memory():
-            self._forget()
-
-    def _memory(self) -> tuple[torch.device, int, int]:
-        """Tells the vectors from others, and from themselves once they are written to."""
+        """Drops what was made of other vectors, or of these before a checkpoint was loaded into them in place."""
         vectors = self.vectors
-        return vectors.device, vectors.data_ptr(), 0 if vectors.is_inference() else vectors._version
+        written = 0 if vectors.is_inference() else vectors._version
+        made_of = (self.version, vectors.device, vectors.data_ptr(), written)
+        if self._made_of != made_of:
+            self._made_of, self._rows, self._checksum = made_of, {}, None
 
     def get_extra_state(self) -> Tensor:
         """[version, free blocks], for the model's state."""
@@ -161,11 +136,10 @@ class Basis(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Takes the version of a loaded state; a model compares its free blocks before (`states.expect_free_blocks`)."""
         self.version = int(state.flatten()[0])
-        self._forget()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._forget()
+        self._made_of = ()  # where vectors are assigned, they may have the address of earlier ones
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves the basis with its model; a model's conversion to another type leaves it in float64."""
@@ -173,7 +147,7 @@ class Basis(nn.Module):
         super()._apply(fn, recurse)
         if self.vectors.dtype != torch.float64:
             self.vectors = exact.to(self.vectors.device)
-        self._forget()
+        self._made_of = ()
         return self
 
     def extra_repr(self) -> str:

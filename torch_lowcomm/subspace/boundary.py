@@ -1,6 +1,6 @@
-"""The two sides of a boundary that carries coordinates in a subspace, as modules with gradients."""
+"""Kinds of boundary, and the two sides of the exact one, which carries coordinates in a subspace, as modules with gradients."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,30 +17,18 @@ class Encode(nn.Module):
     The gradient continues as G·Uᵀ (Eq. 10). Arithmetic is float32, and float64 in models of float64, whatever type X has.
     """
 
-    def __init__(self, basis: Basis, anchor: Anchor, *, coefficients: torch.dtype | None = None) -> None:
-        """Makes the side before a boundary.
-
-        Args:
-            basis: The subspace's.
-            anchor: What is taken out of X.
-            coefficients: The type that travels, torch.bfloat16 say, which is not exact. None: the arithmetic's.
-        """
+    def __init__(self, basis: Basis, anchor: Anchor) -> None:
+        """Makes the side before a boundary, which takes `anchor` out of X."""
         super().__init__()
-        self.basis, self.anchor, self.coefficients = basis, anchor, coefficients
+        self.basis, self.anchor = basis, anchor
 
     def forward(self, x: Tensor, ids: Tensor, start: int = 0) -> Tensor:
-        """Encodes [..., time, width], of any float type, to [..., time, rank].
+        """Encodes [..., time, width], of any float type, to [..., time, rank] of the arithmetic's.
 
-        Args:
-            x: The activations.
-            ids: int64 [..., time], the tokens of x.
-            start: The place in its sequence of the first token.
-
-        Raises:
-            ValueError: Shapes do not fit each other, or an id is outside the vocabulary.
+        ids, int64 [..., time], are the tokens of x, whose first is at `start` in its sequence; others, or one outside the
+        vocabulary, are a ValueError.
         """
-        c = _Encode.apply(x, ids, self.basis.rows(x.dtype), self.anchor, start)
-        return c if self.coefficients is None else c.to(self.coefficients)
+        return _Cross.apply(x, ids, self.basis.rows(x.dtype), self.anchor, start, True)
 
 
 class Decode(nn.Module):
@@ -49,35 +37,53 @@ class Decode(nn.Module):
     The gradient that goes back is G·U (Eq. 9 of the paper).
     """
 
-    def __init__(self, basis: Basis, anchor: Anchor, *, dtype: torch.dtype | None = None) -> None:
-        """Makes the side behind a boundary.
-
-        Args:
-            basis: The subspace's.
-            anchor: What is added again.
-            dtype: Of the activations; None: the arithmetic's.
-        """
+    def __init__(self, basis: Basis, anchor: Anchor) -> None:
+        """Makes the side behind a boundary, which adds `anchor` again."""
         super().__init__()
-        self.basis, self.anchor, self.dtype = basis, anchor, dtype
+        self.basis, self.anchor = basis, anchor
         self.gradients: GradientSum | None = None  # sees the gradients before they are projected
 
     def forward(self, c: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """Decodes [..., time, rank], of any float type, to [..., time, width]; `ids`, `start` and errors as for `Encode`."""
-        rows = self.basis.rows(c.dtype)
-        x: Tensor = _Decode.apply(c, ids, rows, self.anchor, start, self.dtype or rows.dtype)
+        x: Tensor = _Cross.apply(c, ids, self.basis.rows(c.dtype), self.anchor, start, False)
         if self.gradients is not None and self.gradients.counts and x.requires_grad:
             x.register_hook(self.gradients.add)
         return x
 
 
-def _options(anchor: Anchor, ids: Tensor, rows: Tensor, start: int) -> dict[str, Any]:
-    return {
-        "seed": anchor.seed,
-        "scale": anchor.sigma,
-        "normal": anchor.fixed == "gaussian",
-        "positions": anchor.places(ids, rows.dtype, start),
-        "vocabulary": anchor.vocabulary,
-    }
+class Boundary(Protocol):
+    """A kind of boundary, which `cut` makes the two sides of.
+
+    A side is a module: forward(x, ids, start) takes the residual stream [batch, time, width] to coefficients [batch, time, rank],
+    or back. ids are its tokens [batch, time]; `start` positions come before the first of them.
+
+    Attributes:
+        exact: Whether the stages compute what the uncut model does. The sides then have no parameters of their own.
+        rank: Coefficients a token; None: the rank of the decoder's subspace.
+    """
+
+    exact: bool
+    rank: int | None
+
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
+        """The sender's or the receiver's side of the boundary behind block `number`, in a `StageModule` that has everything else;
+        `embedding` is the decoder's, on whichever stage it is.
+        """
+        ...
+
+
+class Exact:
+    """C = (X − PE − T_fixed[t])·U, and X = C·Uᵀ + PE + T_fixed[t] on the other side (equation 8 of Protocol Models)."""
+
+    exact = True
+    rank = None
+
+    def __repr__(self) -> str:
+        return "Exact()"
+
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> Encode | Decode:
+        """See `Boundary`."""
+        return (Encode if encodes else Decode)(stage.subspace_basis, stage.subspace_anchor)
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -87,33 +93,22 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
     return _C.product(x.reshape(-1, x.shape[-1]), matrix).view(*x.shape[:-1], -1)
 
 
-class _Encode(torch.autograd.Function):
+class _Cross(torch.autograd.Function):
+    """What `Encode` or `Decode` computes."""
+
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, x: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int, encodes: bool) -> Tensor:
         ctx.save_for_backward(rows)
-        ctx.dtype = x.dtype
-        return _C.subspace_encode(x, ids, rows, **_options(anchor, ids, rows, start))
+        ctx.dtype, ctx.encodes = x.dtype, encodes
+        options = anchor.options(ids, rows.dtype, start)
+        if encodes:
+            return _C.subspace_encode(x, ids, rows, **options)
+        return _C.subspace_decode(x, ids, rows, **options, dtype=rows.dtype)
 
     @staticmethod
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return _product(gradient.to(rows.dtype), rows).to(ctx.dtype), None, None, None, None
-
-
-class _Decode(torch.autograd.Function):
-    @staticmethod
-    @without_autocast
-    def forward(
-        ctx: Any, c: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.dtype = c.dtype
-        return _C.subspace_decode(c, ids, rows, **_options(anchor, ids, rows, start), dtype=dtype)
-
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
-        return _product(gradient.to(rows.dtype), rows.t()).to(ctx.dtype), None, None, None, None, None
+        product = _product(gradient.to(rows.dtype), rows if ctx.encodes else rows.t())
+        return product.to(ctx.dtype), None, None, None, None, None

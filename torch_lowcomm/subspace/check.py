@@ -5,9 +5,9 @@ from collections import defaultdict
 import torch
 from torch import nn
 
+from torch_lowcomm.subspace.anchor import Embedding
 from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.compare import Finding, compare, distance, is_here, tolerance
-from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.weights import constrained_weights
 
@@ -23,25 +23,17 @@ _EMBEDDING = {
 def check(model: nn.Module) -> list[Finding]:
     """Everything in a constrained model, or in a stage of it, that keeps its boundaries from being exact.
 
-    It looks at modules and parameters: weights that are tied or shared, or have left the subspace; trained biases of the two
-    projections; a residual stream in half precision; options of the embedding; trained positions; parameters that no stage would
-    have; a scale of the logits. Then it runs the model whole and cut behind each block on eight made-up tokens, in training mode,
-    and names the first block at which the two differ (`compare`): what stands behind a projection, between the embedding and the
-    first block or between blocks, or another order of blocks. The model is left as it was. Autocast does not count: a stage tells
-    of it.
-
-    Blocks whose parameters are sharded or on the meta device do not run, nor does a decoder that has such blocks or cannot be
-    called with tokens alone: a warning says so. Of free blocks (`constrain`'s free_blocks) only the order and what they share
-    with other parts count.
+    It looks at modules and parameters. Then it runs the model whole and cut behind each block on eight made-up tokens, in
+    training mode, and names the first block at which the two differ. The model is left as it was. Autocast does not count: a
+    stage tells of it. A warning names what does not run: blocks whose parameters are sharded or on the meta device, and a decoder
+    that has such blocks or cannot be called with tokens alone. Of free blocks (`constrain`'s free_blocks) only the order and what
+    they share with other parts count.
 
     Args:
-        model: What `constrain` returned, or a stage that `cut` made of it.
+        model: What `constrain` returned, or a stage that `cut` made of it; any other is a TypeError.
 
     Returns:
         One `Finding` a thing, each with the module's name and the reason; empty where boundaries are exact.
-
-    Raises:
-        TypeError: The model is not constrained.
     """
     parts, _ = constrained_parts(model)
     found = structure(parts, model)
@@ -55,11 +47,7 @@ def check(model: nn.Module) -> list[Finding]:
 
 
 def constrained_parts(model: nn.Module) -> tuple[Parts, Basis]:
-    """The parts and the basis of a constrained model or a stage of it.
-
-    Raises:
-        TypeError: The model is not constrained.
-    """
+    """The parts and the basis of a constrained model or a stage of it; any other is a TypeError."""
     parts, basis = getattr(model, "subspace_parts", None), getattr(model, "subspace_basis", None)
     if not isinstance(parts, Parts) or not isinstance(basis, Basis):
         raise TypeError(

@@ -18,7 +18,7 @@ from torch_lowcomm.subspace.boundary import Decode, Encode
 from torch_lowcomm.subspace.families import is_transformers, run_blocks
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import with_positions
-from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights
+from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, wide
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Finding:
 
 def distance(basis: Basis, x: Tensor, *, weight: bool = False) -> float:
     """‖x − x·U·Uᵀ‖ / ‖x‖ over the last dimension, or over the first of a linear map's weight; 0 for zeros."""
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    x = wide(x.detach())
     return _share(basis.project_weight(x) if weight else basis.project(x), x)
 
 
@@ -76,12 +76,8 @@ def compare(parts: Parts, root: nn.Module, *, exact: bool) -> list[Finding]:
     constrained weights are drawn for both runs, the last in the subspace. Afterwards all is as it was.
 
     A stage has no whole decoder to be compared with: only its boundaries are. So are those of a decoder that cannot be called
-    with tokens alone, and of one with parameters that are sharded or on the meta device, whose blocks do not run. That is logged.
-
-    Args:
-        parts: Where the parts are.
-        root: A decoder or a stage.
-        exact: Whether it is constrained, and has boundaries that lose nothing. Otherwise it is a decoder, cut without boundaries.
+    with tokens alone, and of one with parameters that are not here, whose blocks do not run. That is logged. With `exact` false
+    a decoder is not constrained, and is cut without boundaries.
     """
     absent = [name for name, p in root.named_parameters() if not is_here(p)]
     if absent:
@@ -294,5 +290,5 @@ def _between(parts: Parts, root: nn.Module, x: Tensor, given: Tensor) -> Finding
 
 def _apart(x: Tensor, y: Tensor, within: float = 1.0) -> float:
     """‖x − y‖ / ‖y‖; 0 where it is at most `within` times the type's tolerance, so that rounding explains it."""
-    share = _share(x.to(wide := torch.promote_types(y.dtype, torch.float32)), y.to(wide))
+    share = _share(x.to(wide(y)), wide(y))
     return 0.0 if share <= within * tolerance(y.dtype) else share

@@ -9,41 +9,30 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.anchor import Anchor, Embedding
 from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.compare import Finding, distance
-from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import NAMES, parts_of
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.states import expect_free_blocks
+from torch_lowcomm.subspace.stage import expect_free_blocks
+from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `constrain` found and did; the model has it as `subspace_report`.
-
-    Attributes:
-        parts: The names of the decoder's parts.
-        width: d.
-        rank: k.
-        blocks: The number of blocks.
-        free_blocks: How many of them, the last ones, are not constrained.
-        sigma: The size of the fixed part's elements.
-        lost: Of each constrained weight, by its name, the share of its norm that was outside the subspace.
-        untied: Whether the head had the embedding's weight, and has its own now.
-    """
+    """What `constrain` found and did; the model has it as `subspace_report`."""
 
     parts: Parts
-    width: int
-    rank: int
+    width: int  # d
+    rank: int  # k
     blocks: int
-    free_blocks: int
-    sigma: float
-    lost: dict[str, float]
-    untied: bool
+    free_blocks: int  # of these, the last ones, which are not constrained
+    sigma: float  # the size of the fixed part's elements
+    lost: dict[str, float]  # by a constrained weight's name, the share of its norm that was outside the subspace
+    untied: bool  # whether the head had the embedding's weight, and has its own now
 
     def __str__(self) -> str:
         parts = self.parts
@@ -120,7 +109,9 @@ def constrain(
             f"needs a constrained block before it"
         )
     parts = dataclasses.replace(parts, free_from=total - free_blocks if free_blocks else None)
-    trained = _checkpoint(decoder) if pretrained is None else "pretrained=True" if pretrained else ""
+    trained = "pretrained=True" if pretrained else ""
+    if pretrained is None and (name := getattr(getattr(decoder, "config", None), "_name_or_path", "")):
+        trained = f"of {name}"  # the checkpoint that a model of `transformers` was loaded from
     if trained and not project_pretrained:
         raise ValueError(
             f"constrain: expected a decoder built from a config, got trained weights ({trained}), of which all that is outside "
@@ -189,12 +180,6 @@ def _undone(decoder: nn.Module, parts: Parts) -> Iterator[None]:
         raise
 
 
-def _checkpoint(decoder: nn.Module) -> str:
-    """The checkpoint that a model of `transformers` was loaded from; "" for one built from a config."""
-    name = getattr(getattr(decoder, "config", None), "_name_or_path", "")
-    return f"of {name}" if name else ""
-
-
 def _refuse(findings: Sequence[Finding], *, allow_half: bool) -> None:
     others = [finding for finding in findings if not finding.half or not allow_half]
     if others:
@@ -230,5 +215,5 @@ def _project(decoder: nn.Module, parts: Parts, basis: Basis) -> dict[str, float]
 def _projected(basis: Basis, x: torch.Tensor, *, weight: bool) -> torch.Tensor:
     """A tensor projected in at least single precision, in its own type."""
     with torch.no_grad():
-        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-        return (basis.project_weight(wide) if weight else basis.project(wide)).to(x.dtype)
+        projected = basis.project_weight if weight else basis.project
+        return projected(wide(x.detach())).to(x.dtype)

@@ -8,9 +8,9 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.basis import expect_integer
+from torch_lowcomm.subspace.boundary import Boundary, Exact
 from torch_lowcomm.subspace.check import constrained_parts, cut_apart, shared_names
 from torch_lowcomm.subspace.compare import compare
-from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
@@ -31,9 +31,6 @@ def cut(
 ) -> StageModule:
     """Makes one stage of a decoder; all ranks cut the same decoder in the same way.
 
-        stage = lc.pipeline.Stage(lc.subspace.cut(model, index, count), index, count, device)
-        Schedule1F1B(stage, 8, loss_fn=loss).step(x, ids=x)          # ids on every rank
-
     Args:
         model: What `constrain` returned. With another boundary than the exact one any decoder, whose weights stay free.
         index: The stage's place, 0...count - 1.
@@ -43,12 +40,12 @@ def cut(
             `free_blocks`. Weights stay as they are, without what `constrain` has taken of them; `constrain(free_blocks=)` of that
             number takes nothing. Before an optimizer or `reparam`; the same on all ranks.
         coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
-            "minmax8:bucket=128", which the stage has as `message_codec`. Only "fp32" is exact.
+            "minmax8:bucket=128", which the stage has as `message_codec`.
         boundary: Another kind than the exact one: `Projection`, `Bottleneck`.
         parts: The parts of a decoder that is not constrained, where they are not found.
 
     Returns:
-        A module that shares its parts with the model; see `StageModule.forward`.
+        A module that shares its parts with the model. It takes token ids, or coefficients and `ids=`; see `StageModule.forward`.
 
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one; it is a stage already; or an argument has
@@ -61,7 +58,7 @@ def cut(
         raise TypeError(f"cut: expected a whole decoder, got {model.name}")
     if not isinstance(coefficients, str):
         raise TypeError(f"coefficients: expected 'fp32', 'bf16' or a codec, got {coefficients!r}")
-    if boundary is not None and not (hasattr(boundary, "encoder") and hasattr(boundary, "decoder")):
+    if boundary is not None and not hasattr(boundary, "side"):
         raise TypeError(f"boundary: expected Projection, Bottleneck or None, got {boundary!r}")
     for name, number in (("index", index), ("count", count), *(("blocks", size) for size in blocks or ())):
         expect_integer(name, number)
@@ -82,9 +79,8 @@ def cut(
     if boundary is None:
         _expect_constrained(parts, sizes)
     _expect_own_parameters(model, parts, sizes)
-    message_codec = None if coefficients in ("fp32", "bf16") else coefficients
-    if message_codec is not None:
-        _C.Codec(message_codec)
+    if coefficients not in ("fp32", "bf16"):
+        _C.Codec(coefficients)
     if boundary is not None or coefficients != "fp32":
         logger.info("cut: not exact: %s, coefficients %s", boundary or "the subspace's coefficients", coefficients)
     if free_last_stage:
@@ -103,16 +99,11 @@ def cut(
         blocks=range(start, start + sizes[index]),
         boundary=boundary or Exact(),
         coefficients=coefficients,
-        message_codec=message_codec,
     )
 
 
 def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
-    """Refuses an exact boundary that free blocks come before: what they add to the residual stream is not in the subspace.
-
-    Raises:
-        ValueError: One is; with the sizes of stages that would do.
-    """
+    """Refuses an exact boundary behind a free block: what such a block adds to the residual stream is not in the subspace."""
     last = sum(sizes[:-1])  # the block behind the last boundary
     if len(sizes) > 1 and parts.is_free(last - 1):
         free = sum(sizes) - (parts.free_from or 0)
@@ -124,11 +115,7 @@ def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
 
 
 def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
-    """Frees a model's blocks from a number on.
-
-    Raises:
-        ValueError: Coordinates are in the place of their weights.
-    """
+    """Frees a model's blocks from a number on; refuses coordinates in the place of their weights."""
     freed = dataclasses.replace(parts, free_from=number)
     kept = {id(module) for _, _, module in freed.projections(model)}
     projections = [(name, module) for name, _, module in parts.projections(model) if id(module) not in kept]
@@ -148,11 +135,7 @@ def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
 
 
 def _expect_own_parameters(model: nn.Module, parts: Parts, sizes: Sequence[int]) -> None:
-    """Refuses stages that would share a trained parameter.
-
-    Raises:
-        ValueError: Two would; with the parameter's names on both.
-    """
+    """Refuses stages that would share a trained parameter, by its names on both."""
     stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     for places in shared_names(parts, model):
         by_stage: dict[int, str] = {}

@@ -1,5 +1,6 @@
 """Families of decoders whose parts are found by themselves, and how the blocks of each are called."""
 
+import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace.parts import REQUIRED, Parts, linears
+from torch_lowcomm.subspace.parts import REQUIRED, Parts, linears, part_at
 
 TRANSFORMERS = Parts(
     embedding="model.embed_tokens",
@@ -36,23 +37,16 @@ def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
     """The parts of a decoder.
 
     Known are the causal models of `transformers` that are built as Llama's, Qwen2's, Qwen3's and OLMo's are, and plain decoders
-    whose parts have usual names (`embed`, `blocks`, `attention.out`, `down`, `norm`, `head` and others).
-
-    Args:
-        decoder: The model.
-        **names: The paths of parts that are not found or not the right ones, as the attributes of `Parts`.
-
-    Raises:
-        TypeError: A name is none of a part.
-        ValueError: A part is not found, or is not what it should be; says what the decoder has.
+    whose parts have usual names (`embed`, `blocks`, `attention.out`, `down`, `norm`, `head` and others). `names` are the paths of
+    parts that are not found or not the right ones, as the attributes of `Parts`. Raises ValueError for a part that is not found,
+    with what the decoder has.
     """
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         raise TypeError(f"parts: expected names among {', '.join(NAMES)}, got {', '.join(unknown)}")
     given = {role: path for role, path in names.items() if path is not None}
-    if is_transformers(decoder) and _has(decoder, TRANSFORMERS.blocks):
-        found = {role: getattr(TRANSFORMERS, role) for role in NAMES if getattr(TRANSFORMERS, role) is not None}
-        parts = Parts(**(found | given), family="transformers")
+    if is_transformers(decoder) and part_at(decoder, TRANSFORMERS.blocks) is not None:
+        parts = dataclasses.replace(TRANSFORMERS, **given)
     else:
         parts = Parts(**_plain(decoder, given))
     parts.expect(decoder)
@@ -66,16 +60,18 @@ def is_transformers(decoder: nn.Module) -> bool:
 
 def _plain(decoder: nn.Module, given: dict[str, str]) -> dict[str, str]:
     found = dict(given)
-    for role in ("embedding", "blocks", "norm", "head", "positions"):
-        for path in _PLAIN[role]:
-            if role not in found and _has(decoder, path):
-                found[role] = path
-    blocks = decoder.get_submodule(found["blocks"]) if _has(decoder, found.get("blocks", "-")) else None
-    first = next(iter(blocks.children()), None) if blocks is not None else None
-    for role in ("attention_output", "feed_forward_down"):
-        for path in _PLAIN[role]:
-            if role not in found and first is not None and _has(first, path):
-                found[role] = path
+
+    def find(roles: Sequence[str], root: nn.Module) -> None:
+        for role in roles:
+            for path in _PLAIN[role]:
+                if role not in found and part_at(root, path) is not None:
+                    found[role] = path
+
+    find(("embedding", "blocks", "norm", "head", "positions"), decoder)
+    blocks = part_at(decoder, found.get("blocks", "-"))
+    first = next(iter(blocks.children()), None) if isinstance(blocks, nn.Module) else None
+    if first is not None:
+        find(("attention_output", "feed_forward_down"), first)
     missing = [role for role in REQUIRED if role not in found]
     if missing:
         names = ", ".join(f"{role}=" for role in missing)
@@ -86,13 +82,6 @@ def _plain(decoder: nn.Module, given: dict[str, str]) -> dict[str, str]:
             f"{', '.join(f'{role}={path!r}' for role, path in found.items()) or 'nothing'}. The decoder has {children}{block}"
         )
     return found
-
-
-def _has(root: nn.Module, path: str) -> bool:
-    found: object = root
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return isinstance(found, nn.Module | torch.Tensor)
 
 
 class KeyValues:
@@ -119,13 +108,7 @@ class KeyValues:
 
 
 def new_cache(parts: Parts, root: nn.Module) -> Any:
-    """An empty cache of keys and values for the blocks of a decoder or a stage.
-
-    For a plain decoder {number: `KeyValues`}; for one of `transformers` a `DynamicCache`.
-
-    Raises:
-        TypeError: A block of a plain decoder does not take a cache.
-    """
+    """An empty cache of keys and values for the blocks of a decoder or a stage, which `run_blocks` takes."""
     if parts.family == "transformers":
         from transformers import DynamicCache
 
@@ -149,18 +132,9 @@ def run_blocks(
     cache: Any = None,
     only: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Runs the blocks of a decoder or a stage, one after the other.
+    """Runs the blocks of a decoder or a stage on x, [batch, time, width], one after the other; those whose numbers are in `only`.
 
-    Args:
-        parts: Where the blocks are.
-        root: The decoder or the stage.
-        x: [batch, time, width].
-        start: How many positions come before x's first.
-        cache: The keys and values of those, by `new_cache`; x's are added.
-        only: The numbers of the blocks to run; None: all.
-
-    Returns:
-        [batch, time, width].
+    `start` positions come before x's first. `cache` has their keys and values, by `new_cache`, and gets those of x.
     """
     call = _transformers_call(parts, root, x, start, cache) if parts.family == "transformers" else None
     for number, block in parts.blocks_of(root):
@@ -202,11 +176,7 @@ def _transformers_call(parts: Parts, root: nn.Module, x: torch.Tensor, start: in
 
 
 def _mask(x: torch.Tensor, start: int, window: int | None, implementation: str) -> torch.Tensor | None:
-    """What is added to attention's scores, [1, 1, time, start + time]; None where the implementation is causal without.
-
-    Raises:
-        ValueError: The implementation takes no such mask, and needs one.
-    """
+    """What is added to attention's scores, [1, 1, time, start + time]; None where the implementation is causal without."""
     time, end = x.shape[1], start + x.shape[1]
     whole = window is None or end <= window
     if whole and implementation != "eager" and (start == 0 or time == 1 or implementation.startswith("flash")):

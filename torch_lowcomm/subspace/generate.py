@@ -24,13 +24,6 @@ _calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 _CALL = re.compile(r"generate, call (\d+): ")
 
 
-def _next_call(group: dist.ProcessGroup | None) -> int:
-    group = group or dist.group.WORLD
-    assert group is not None
-    _calls[group] = _calls.get(group, 0) + 1
-    return _calls[group]
-
-
 @torch.no_grad()
 def generate(
     stage: Stage | StageModule,
@@ -43,15 +36,14 @@ def generate(
 ) -> torch.Tensor:
     """Generates tokens behind prompts, called on all ranks of the pipeline with the same arguments.
 
-    Each stage runs the prompts once and then one position a token, with the keys and values of its blocks before it. For each
-    token one message crosses each boundary, and one goes from the last stage to each of the others. Receives are posted a token
-    ahead, so that a message waits for nothing: with one boundary a token costs one round trip. Tokens are those of the uncut
-    decoder, as far as its arithmetic tells two tokens apart.
+    Each stage runs the prompts once and then one position a token, with the keys and values of its blocks before it. Receives
+    are posted a token ahead: with one boundary a token costs one round trip. Tokens are those of the uncut decoder, as far as
+    its arithmetic tells two tokens apart.
 
     Args:
         stage: The `lc.pipeline.Stage` of what `cut` made, or that module; stage i on rank i of the group. The only stage of one
             needs no group where it is the module.
-        ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes; the same on all ranks.
+        ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes.
         max_new_tokens: How many tokens are generated behind each prompt.
         temperature: 0: the token of the largest logit. Above: drawn from softmax(logits / temperature).
         seed: Of the draws, which the last stage makes.
@@ -87,10 +79,10 @@ def generate(
             done += now.shape[1]
             if stage.is_last:
                 now = _choose(y[:, -1], temperature, draws).to(ids.dtype)
-                links.send_tokens(now)
+                for end in links.ends:
+                    end.send(now.int())
             else:
-                links.send_coefficients(y)
-                now = links.tokens()
+                now = links.tokens(y)
             ids = torch.cat((ids, now), dim=1)
         links.finish()
     return ids
@@ -147,7 +139,9 @@ class _Links:
     def __init__(self, stage: StageModule, group: dist.ProcessGroup | None) -> None:
         self._stage = stage
         last, codec = stage.count - 1, stage.message_codec
-        self._call = 0 if stage.count == 1 else _next_call(group)
+        self._call = 0
+        if stage.count > 1 and (group := group or dist.group.WORLD) is not None:
+            self._call = _calls[group] = _calls.get(group, 0) + 1
         self._purpose = f"generate, call {self._call}: "  # every failure of this call has it
 
         def edge(peer: int, channel: int, codec: str | None = None) -> Edge:
@@ -155,7 +149,7 @@ class _Links:
 
         self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
         self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
-        self._ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
+        self.ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
 
     def of(self, ids: torch.Tensor, options: str) -> None:
         """Takes the call's prompts, and a text of its options."""
@@ -171,14 +165,10 @@ class _Links:
             like = torch.empty(batch, time, self._stage.rank, dtype=kind, device=self._ids.device)
             self._before.post([like, torch.empty(1, dtype=torch.int64)])
         if not self._stage.is_last:
-            self._ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
+            self.ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
 
     def coefficients(self) -> torch.Tensor:
-        """Those that the stage before has sent.
-
-        Raises:
-            ValueError: It has other prompts or options, another basis or another kind of boundary.
-        """
+        """Those that the stage before has sent, if it has the same prompts, options, basis and boundary."""
         assert self._before is not None
         received, said = self._before.recv()
         (boundary, prompts), (own_boundary, own_prompts) = (divmod(x, 1 << 32) for x in (int(said), self._said))
@@ -194,26 +184,14 @@ class _Links:
             )
         return received
 
-    def send_coefficients(self, coefficients: torch.Tensor) -> None:
-        """Sends them to the next stage."""
+    def tokens(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Sends the next stage its coefficients; returns the tokens that the last stage then chooses, [batch, 1]."""
         assert self._behind is not None
         self._behind.send([coefficients, torch.tensor([self._said])])
-
-    def tokens(self) -> torch.Tensor:
-        """Those that the last stage has chosen, [batch, 1]."""
-        return self._ends[0].recv().to(self._ids.dtype)
-
-    def send_tokens(self, tokens: torch.Tensor) -> None:
-        """Sends them to all other stages."""
-        for end in self._ends:
-            end.send(tokens.int())
+        return self.ends[0].recv().to(self._ids.dtype)
 
     def begin(self) -> None:
-        """Begins anew where an earlier call has failed, which all ranks have heard or will hear.
-
-        Raises:
-            RuntimeError: Another rank has already failed in this call.
-        """
+        """Begins anew where an earlier call has failed; raises where another rank has already failed in this one."""
         for edge in self._all():
             if why := edge.failed:
                 call = _CALL.search(why)  # the first one; causes of causes follow
@@ -237,4 +215,4 @@ class _Links:
             raise
 
     def _all(self) -> list[Edge]:
-        return [edge for edge in (self._before, self._behind, *self._ends) if edge is not None]
+        return [edge for edge in (self._before, self._behind, *self.ends) if edge is not None]

@@ -2,37 +2,27 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_lowcomm import _C
 from torch_lowcomm._ddp_around import without_ddp
 from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
-
-
-class BasisOptimizer(Protocol):
-    """The method that a step of the subspace needs of the optimizer: `lc.SubspaceAdamW` has it."""
-
-    def change_basis(self, old: Tensor, new: Tensor) -> None:
-        """Projects weights and momenta from one subspace onto another, float64 [rank, width] each."""
-        ...
 
 
 class GradientSum:
     """S̄, the sum of GᵀG over the gradients of activations behind a boundary, before they are projected.
 
-    A gradient that is not finite is left out: a gradient scaler skips its step.
-
-    Attributes:
-        total: [width, width], float64 in models of float64, else float32; None before the first gradient.
-        stage: The `lc.pipeline.Stage` whose micro-batches count; None: everything does. torch runs a stage's module once on
-            made-up tensors, forward and backward, to learn the shapes.
+    It is `total`, [width, width]; None before the first. A gradient that is not finite is left out: a gradient scaler skips
+    its step. Of a `lc.pipeline.Stage` only micro-batches count: torch runs a stage's module once on made-up tensors, forward
+    and backward, to learn the shapes.
     """
 
     def __init__(self, stage: Any = None) -> None:
@@ -46,8 +36,7 @@ class GradientSum:
 
     def add(self, gradient: Tensor) -> None:
         """Adds a gradient [..., width]; a tensor's hook."""
-        flat = gradient.detach().reshape(-1, gradient.shape[-1])
-        flat = flat if flat.dtype == torch.float64 else flat.float()
+        flat = wide(gradient.detach().reshape(-1, gradient.shape[-1]))
         if not torch.isfinite(flat).all():
             return
         if self.total is None:
@@ -55,36 +44,13 @@ class GradientSum:
         self.total = self.total.to(flat)  # of a loaded state
         self.total.addmm_(flat.t(), flat)
 
-    def watch_input(self, block: nn.Module) -> Any:
-        """Adds the gradients of a block's first input: the boundary before it where one process runs the whole decoder.
-
-        Returns:
-            A handle that removes the hook.
-        """
-
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if inputs[0].requires_grad:
-                inputs[0].register_hook(self.add)
-
-        return block.register_forward_pre_hook(hook)
-
 
 def turned(vectors: Tensor, total: Tensor, rate: float) -> Tensor:
-    """One step of the subspace (section 4.5 of the paper).
+    """One step of the subspace (section 4.5 of the paper): the new Uᵀ, or `vectors` itself where the sum is 0.
 
-    With U the basis, d×k, and S̄ the sum divided by its trace: U' = U + rate·2·(I − UUᵀ)·S̄·U, the step against the gradient of
-    what of the gradients lies outside the subspace, then orthonormalised (the QR factor whose R has a positive diagonal).
-
-    Args:
-        vectors: Uᵀ, float64 [rank, width].
-        total: The sum of GᵀG, [width, width].
-        rate: The step's size.
-
-    Returns:
-        The new Uᵀ; `vectors` itself where the sum is 0.
-
-    Raises:
-        ValueError: The sum is not finite.
+    With U the basis, d×k, and S̄ `total`, the sum of GᵀG [width, width], divided by its trace: U' = U + rate·2·(I − UUᵀ)·S̄·U, the
+    step against the gradient of what of the gradients lies outside the subspace, then orthonormalised (the QR factor whose R has
+    a positive diagonal). `vectors` is Uᵀ, float64 [rank, width]; a sum that is not finite is a ValueError.
     """
     total = total.to(vectors)
     trace = total.trace()
@@ -112,14 +78,12 @@ class Grassmann:
     interval makes the next basis of it. All ranks get the basis, tell each other that they have it, and only then change: they
     project their constrained weights and momenta, and count the basis's version on. A rank that dies before all have it leaves
     the others at the old version; one that dies later leaves them at the new one, once they have called `resume`.
-
-    Between two versions nothing travels: messages carry the basis's checksum, and two stages that differ stop.
     """
 
     def __init__(
         self,
         stages: Iterable[Any],
-        optimizer: BasisOptimizer,
+        optimizer: Any,
         *,
         every: int = 500,
         rate: float = 1.0,
@@ -128,16 +92,12 @@ class Grassmann:
         """Watches the gradients of the last boundary, where this rank has it.
 
         Args:
-            stages: This rank's `lc.pipeline.Stage`s of modules that `cut` made, or such modules.
-            optimizer: Of the stages' parameters: `lc.SubspaceAdamW`.
-            every: Steps of an interval.
-            rate: α, the size of a step of the subspace; the paper gives no number.
+            stages: This rank's `lc.pipeline.Stage`s of modules that `cut` made, or such modules, with an exact boundary.
+            optimizer: Of the stages' parameters: `lc.SubspaceAdamW`, or one that has its `change_basis`.
+            every: Steps of an interval, 1 or more.
+            rate: α, the size of a step of the subspace, above 0; the paper gives no number.
             group: All ranks of the pipeline, and only those; None for the default group. Of replicas of a pipeline the group has
                 the ranks of all: their sums are added.
-
-        Raises:
-            TypeError: The optimizer cannot change its weights to another basis.
-            ValueError: `every` or `rate` is out of its range, or the stages have no basis or no exact boundary.
         """
         if not hasattr(optimizer, "change_basis"):
             raise TypeError(
@@ -176,10 +136,7 @@ class Grassmann:
         return self._bases[0].version
 
     def step(self) -> bool:
-        """Counts a step; at the end of an interval turns the subspace. Called on every rank after the optimizer's step.
-
-        Returns:
-            Whether the subspace was turned.
+        """Counts a step, on every rank after the optimizer's; returns whether it ended an interval and turned the subspace.
 
         Raises:
             ValueError: No finite gradient has come to the last boundary, or their sum is not finite, or in the first step ranks
@@ -198,9 +155,7 @@ class Grassmann:
 
     def _compare(self) -> None:
         """Refuses other intervals on other ranks, of which some would wait for a switch while others train on."""
-        found = self._gather(self._every)
-        if len(set(found)) > 1:
-            raise ValueError(f"subspace: Grassmann: every: expected the same on all ranks, got {found}")
+        self._expect_same(self._every, "Grassmann: every: expected the same on all ranks, got {}")
         self._compared = True
 
     def _exchange(self) -> None:
@@ -238,11 +193,8 @@ class Grassmann:
     def _confirm(self) -> None:
         """Returns once every rank has the next basis; also compares their versions."""
         assert self._pending is not None
-        versions = self._gather(self._pending[0])
-        if set(versions) != {self._pending[0]}:
-            raise ValueError(
-                f"subspace: Grassmann step: expected version {self._pending[0]} on all ranks, got {versions}"
-            )
+        version, _ = self._pending
+        self._expect_same(version, f"Grassmann step: expected version {version} on all ranks, got {{}}")
 
     def _commit(self) -> None:
         """Changes this rank's bases, weights and momenta; collective over shards, and changes nothing where it fails."""
@@ -259,15 +211,12 @@ class Grassmann:
         logger.info("subspace: version %d", version)
 
     def resume(self, group: dist.ProcessGroup | None = None) -> int:
-        """After a failure: brings all ranks to one version, on the group that has been made since; all ranks call it.
+        """After a failure: brings all ranks to one version, which it returns, on the group that has been made since; all call it.
 
         A rank that had the next basis takes it where any other has changed already, for then all had it.
 
         Args:
             group: The new group; None for the default group.
-
-        Returns:
-            The version.
 
         Raises:
             ValueError: Ranks have other intervals or have counted other numbers of steps, or a rank's version is older than
@@ -276,20 +225,14 @@ class Grassmann:
         """
         self._group = group
         self._compare()
-        steps = self._gather(self._steps)
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"subspace: expected equally many steps on all ranks, got {steps}; load a checkpoint of one step on all"
-            )
+        equally = "expected equally many steps on all ranks, got {}; load a checkpoint of one step on all"
+        self._expect_same(self._steps, equally)
         newest = max(self._gather(self.version))
         if self._pending is not None and self._pending[0] == newest:
             self._commit()
         self._pending = None
-        versions = self._gather(self.version)
-        if set(versions) != {newest}:
-            raise ValueError(
-                f"subspace: expected version {newest} on all ranks, got {versions}; load a checkpoint of one version on all"
-            )
+        one = f"expected version {newest} on all ranks, got {{}}; load a checkpoint of one version on all"
+        self._expect_same(self.version, one)
         return newest
 
     def state_dict(self) -> dict[str, Any]:
@@ -300,15 +243,14 @@ class Grassmann:
         """
         state: dict[str, Any] = {"steps": self._steps}
         if self._sum is not None:
-            total = self._sum.total
-            state["sum"] = self._zeros() if total is None else total.clone()
+            basis, total = self._bases[0], self._sum.total
+            zeros = basis.vectors.new_zeros(basis.width, basis.width, dtype=self._dtype)
+            state["sum"] = zeros if total is None else total.clone()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten.
-
-        Raises:
-            ValueError: The rank receives last, and the state has no sum: it is another stage's.
+        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten. The rank that receives last refuses a
+        state without a sum, which is another stage's.
         """
         if self._sum is not None and "sum" not in state:
             raise ValueError(
@@ -318,10 +260,11 @@ class Grassmann:
         if self._sum is not None:
             self._sum.total = state["sum"].clone() if state["sum"].any() else None
 
-    def _zeros(self) -> Tensor:
-        """The sum before the first gradient, of the type and on the device of later ones."""
-        vectors = self._bases[0].vectors
-        return vectors.new_zeros(self._bases[0].width, self._bases[0].width, dtype=self._dtype)
+    def _expect_same(self, number: int, expected: str) -> None:
+        """Refuses other numbers on other ranks, on all of them; `expected` has a place for what all ranks have."""
+        found = self._gather(number)
+        if len(set(found)) > 1:
+            raise ValueError(f"subspace: {expected.format(found)}")
 
     def _gather(self, number: int) -> list[int]:
         """A number of every rank."""

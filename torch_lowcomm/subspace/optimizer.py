@@ -12,11 +12,17 @@ from torch import nn
 
 from torch_lowcomm._adam_groups import rules_of
 from torch_lowcomm.diloco.parameters import local
-from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
-from torch_lowcomm.subspace.step_gradients import sum_constrained
-from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers
+from torch_lowcomm.subspace.weights import (
+    change_basis,
+    checked_vectors,
+    distances,
+    expect_in_subspace,
+    shards,
+    sum_numbers,
+    sum_slices,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,16 +50,15 @@ class SubspaceAdamW(SubspaceOptimizer):
       W ← (1−lr·weight_decay)·W − lr·U·UᵀD.
     * Everything else takes torch's fused AdamW, to the bit.
 
-    Where `lc.subspace.reparam` has put coordinates in the place of weights, they take the same steps: training is the same to
-    rounding. W_p2's step then needs no matrix product, and W_p1's two of four.
+    Coordinates that `lc.subspace.reparam` has put in the place of weights take the same steps: training is the same to rounding.
+    W_p2's step then needs no matrix product, and W_p1's two of four.
 
     Constrained weights are found when the optimizer is made, after `fully_shard` where there is one. Of DTensors each rank moves
     its shard; UᵀG of a weight that is sharded along the axis on which U acts is a sum over shards, exact, one all_reduce a step
     for all weights, and one more for W_p1.
 
     Arithmetic and moments have the parameter's dtype, for bfloat16 and float16 float32; then what rounding takes from a parameter
-    is kept in float32 for the next step. On CUDA tensors torch's operations do the same as on the host, without kernels of this
-    library.
+    is kept in float32 for the next step. On CUDA tensors torch's operations do the same, without kernels of this library.
 
     Gradients of constrained weights stay as they are in `.grad`; clipping multiplies those of other parameters in place, in
     `step`. A parameter without a gradient is skipped. A gradient scaler works (call `unscale_` before clipping): it skips a step
@@ -65,10 +70,8 @@ class SubspaceAdamW(SubspaceOptimizer):
         betas: β1 and β2.
         eps: Is added to the denominator.
         weight_decay: Decoupled: W ← W − lr·weight_decay·W. It keeps a weight in S.
-        variant: "rows" as above; "project_all" treats W_p2 as W_p1. The third one, coordinates as parameters of any
-            optimizer, is `lc.subspace.reparam`.
-        check_every: Steps between checks that no weight was moved out of S by somebody else; 0: none. A check costs about what
-            a step does.
+        variant: "rows" as above; "project_all" treats W_p2 as W_p1.
+        check_every: Steps between checks that all weights are still in S; 0: none. A check costs about what a step does.
         module: The model whose parameters the groups list.
 
     Raises:
@@ -103,15 +106,13 @@ class SubspaceAdamW(SubspaceOptimizer):
             raise ValueError(f"SubspaceAdamW: check_every: expected 0 or more, got {check_every}")
         self._check_every, self._steps, self._told = check_every, 0, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, variant, module)
-        expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+        self._expect_in_subspace()
         if self._basis is None:
             logger.warning(
                 "SubspaceAdamW: expected a model that lc.subspace.constrain or cut has constrained, got one without: all "
                 "parameters take AdamW's steps, as torch.optim.AdamW makes them. Constrained weights are found as the optimizer "
                 "is made: constrain first"
             )
-
-    # ---- a step ----
 
     @without_autocast
     @torch.no_grad()
@@ -124,16 +125,13 @@ class SubspaceAdamW(SubspaceOptimizer):
         however the model is cut. Call it between `backward` and `step`, after `GradScaler.unscale_`.
 
         Args:
-            max_norm: The largest norm.
+            max_norm: The largest norm, 0 or more.
             stages: The ranks that hold the pipeline's stages, a rank each (of a mesh: one column of it). All of them call it.
                 None: this optimizer has the whole model; of some stages alone it is the norm of those, which is logged.
-            error_if_nonfinite: Whether a norm that is not finite is an error, on all ranks.
+            error_if_nonfinite: Whether a norm that is not finite is a ValueError, on all ranks.
 
         Returns:
             The norm, a float64 scalar.
-
-        Raises:
-            ValueError: max_norm is negative or NaN; or the norm is not finite and the caller wants an error.
         """
         if not float(max_norm) >= 0:
             raise ValueError(f"SubspaceAdamW: clip_grad_norm: max_norm: expected 0 or more, got {max_norm}")
@@ -174,10 +172,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         """Makes a step. Collective over a mesh whose ranks hold shards; never over the stages.
 
         Args:
-            closure: Computes the gradients again and returns the loss.
-
-        Returns:
-            The closure's result, or None.
+            closure: Computes the gradients again and returns the loss, which is then returned.
 
         Raises:
             TypeError: A gradient is sparse.
@@ -203,11 +198,11 @@ class SubspaceAdamW(SubspaceOptimizer):
             self._gradients.forget()
             return
         if self._check_every and self._steps and self._steps % self._check_every == 0:
-            expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+            self._expect_in_subspace()
         gradients, scale = self._project(), self._gradients.scale(getattr(self, "grad_scale", None))
         parameters = [local(p) for p in self._trained]
         rules = rules_of(self.param_groups)
-        sum_constrained(self._core.form(parameters, gradients, rules, scale), self._weights())
+        sum_slices(self._weights(), self._core.form(parameters, gradients, rules, scale))
         self._core.apply(parameters, rules)
         self._steps += 1
         self._gradients.forget()
@@ -217,10 +212,11 @@ class SubspaceAdamW(SubspaceOptimizer):
         self._gradients.forget()
         super().zero_grad(set_to_none)
 
+    def _expect_in_subspace(self) -> None:
+        expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+
     def _project(self) -> list[torch.Tensor | None]:
         return self._gradients.project(self._core, self._trained, self._weights(), self._known)
-
-    # ---- checks ----
 
     @without_autocast
     def distances(self) -> dict[str, float]:
@@ -229,29 +225,24 @@ class SubspaceAdamW(SubspaceOptimizer):
         with torch.no_grad():
             return distances([*(w for w in self._weights() if w is not None), *self._frozen()], self._vectors)
 
-    # ---- another U ----
-
     @torch.no_grad()
     def change_basis(self, old_vectors: torch.Tensor, new_vectors: torch.Tensor) -> None:
         """Moves weights and moments to another U (Protocol Models, section 4.5, Grassmann updates), at a step boundary.
 
         W_p1, W_p2 and T_S, frozen ones too, and the first moments are projected onto the new S; moments of coordinates are taken
         over by M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the
-        next version. An error leaves everything as it was. Collective where weights are sharded.
+        next version. Collective where weights are sharded.
 
         Args:
-            old_vectors: Uᵀ [k, d], which the weights are in.
-            new_vectors: U'ᵀ [k, d], with orthonormal rows.
-
-        Raises:
-            ValueError: The vectors do not fit, are not orthonormal, or are not those that the optimizer has.
+            old_vectors: Uᵀ [k, d], which the weights are in; another than the optimizer has is a ValueError.
+            new_vectors: U'ᵀ [k, d]; rows that are not orthonormal are a ValueError. An error leaves everything as it was.
         """
         if self._vectors is None:
             return
-        old, new = basis_change.checked_vectors(self._vectors, old_vectors, new_vectors)
+        old, new = checked_vectors(self._vectors, old_vectors, new_vectors)
         weights = self._weights()
         frozen = self._frozen()
-        basis_change.change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
+        change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
         self._core.set_vectors([None if w is None else w.part(new) for w in weights])
         self._vectors, self._vectors_version = new, self._version() + 1
         self._vectors_checksum = checksum_of(new, self._vectors_version)

@@ -68,27 +68,25 @@ class Parts:
 
     def embedding_of(self, root: nn.Module) -> nn.Module | None:
         """The embedding; None on stages that have none."""
-        found = _at(root, self.embedding)
+        found = part_at(root, self.embedding)
         return found if isinstance(found, nn.Module) else None
 
     def is_whole(self, root: nn.Module) -> bool:
         """Whether a module of these parts is a decoder, and not a stage."""
-        return all(_at(root, path) is not None for path in (self.embedding, self.norm, self.head))
+        return all(part_at(root, path) is not None for path in (self.embedding, self.norm, self.head))
 
     def table(self, root: nn.Module) -> torch.Tensor | None:
         """The table of positions, [context, width]; None without one, and on stages that do not add it."""
-        found = None if self.positions is None else _at(root, self.positions)
+        found = None if self.positions is None else part_at(root, self.positions)
         return found.weight if isinstance(found, nn.Module) else found
 
     def expect(self, root: nn.Module) -> None:
-        """Refuses a decoder that has not all these parts, or has others under these names.
-
-        Raises:
-            ValueError: A part is not there, a projection is no `nn.Linear` or not of the embedding's width; says what is there.
+        """Refuses a decoder that has not all these parts, or others than an `nn.Linear` of the embedding's width as
+        projections.
         """
         for role in ("embedding", "blocks", "norm", "head", "positions", "rotary"):
             path = getattr(self, role)
-            if path is not None and _at(root, path) is None:
+            if path is not None and part_at(root, path) is None:
                 raise ValueError(f"{role}={path!r}: the decoder has no such part; it has {_children(root)}")
         blocks = self.blocks_of(root)
         if not blocks:
@@ -97,7 +95,7 @@ class Parts:
         for number, block in blocks:
             for role in (ATTENTION_OUTPUT, FEED_FORWARD_DOWN):
                 path = getattr(self, role)
-                found, name = _at(block, path), f"{self.blocks}.{number}.{path}"
+                found, name = part_at(block, path), f"{self.blocks}.{number}.{path}"
                 if found is None:
                     raise ValueError(f"{role}={path!r}: block {number} has no such part; it has {linears(block)}")
                 if not isinstance(found, nn.Linear):
@@ -128,7 +126,7 @@ def _children(root: nn.Module) -> str:
     return ", ".join(found) or "no parts"
 
 
-def _at(root: nn.Module, path: str) -> nn.Module | torch.Tensor | None:
+def part_at(root: nn.Module, path: str) -> nn.Module | torch.Tensor | None:
     """What is at a path, a module or a tensor; None where nothing is."""
     found: object = root
     for name in path.split("."):

@@ -36,7 +36,7 @@ class Projection:
         """Chooses the boundary; `cut(..., boundary=)` takes it.
 
         Args:
-            rank: k, the numbers that a boundary carries for each token.
+            rank: k, the numbers that a boundary carries for each token, 1 or more.
             seed: Of U, the same on all ranks.
             learned: Whether U is trained.
             anchor: A. "embedding": a frozen copy of the first stage's embedding, as it was when the decoder was cut, on both
@@ -44,9 +44,6 @@ class Projection:
                 of it lies in U is not used, so the sender needs none. "signs": the frozen rows of `Anchor`, without a table.
                 "none": 0.
             sigma: Of "signs".
-
-        Raises:
-            ValueError: rank is below 1, or `anchor` is none of the four.
         """
         if rank < 1:
             raise ValueError(f"rank: expected 1 or more, got {rank}")
@@ -54,20 +51,14 @@ class Projection:
             raise ValueError(f"anchor: expected one of {', '.join(map(repr, ANCHORS))}, got {anchor!r}")
         self.rank, self.seed, self.learned, self.anchor, self.sigma = rank, seed, learned, anchor, sigma
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
         """See `Boundary`."""
-        return _ProjectionEncode(self.map(embedding), None if self.anchor == "own" else self.rows(embedding))
+        projection, own = _Orthonormal(self, embedding, learned=self.learned), self.anchor == "own"
+        if encodes:
+            return _ProjectionEncode(projection, None if own else self._rows(embedding))
+        return _ProjectionDecode(projection, self._rows(embedding), subtracted=not own)
 
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """See `Boundary`."""
-        return _ProjectionDecode(self.map(embedding), self.rows(embedding), subtracted=self.anchor != "own")
-
-    def map(self, embedding: Any) -> nn.Module:
-        """Uᵀ, [rank, width], as the weight of a module."""
-        vectors = Basis(embedding.weight.shape[1], self.rank, seed=self.seed).vectors
-        return _Orthonormal(vectors.to(embedding.weight.device, _arithmetic(embedding.weight)), learned=self.learned)
-
-    def rows(self, embedding: Any) -> nn.Module | None:
+    def _rows(self, embedding: Any) -> nn.Module | None:
         """A, as a module that takes ids."""
         vocabulary, width = embedding.weight.shape
         if self.anchor == "none":
@@ -85,8 +76,7 @@ class Bottleneck:
     """A boundary with an encoder and a decoder that are trained with the stages; not exact.
 
     C = X·U + E(X) and X̂ = C·Uᵀ + D(C): a fixed path of low rank, and next to it two small networks, whose last weights are 0 at
-    first. The idea is that of ResBM (arXiv 2604.11947), whose encoder and decoder stand next to an identity path of low rank; the
-    sizes are ours.
+    first. The idea is that of ResBM (arXiv 2604.11947); the sizes are ours.
     """
 
     exact = False
@@ -95,30 +85,17 @@ class Bottleneck:
         """Chooses the boundary; `cut(..., boundary=)` takes it.
 
         Args:
-            rank: k, the numbers that a boundary carries for each token.
+            rank: k, the numbers that a boundary carries for each token, 1 or more.
             seed: Of U and of the networks' first weights, the same on all ranks.
             hidden: The width of the networks. None: 4 times the rank.
-
-        Raises:
-            ValueError: rank or hidden is below 1.
         """
         if rank < 1 or (hidden is not None and hidden < 1):
             raise ValueError(f"rank and hidden: expected 1 or more, got {rank} and {hidden}")
         self.rank, self.seed, self.hidden = rank, seed, hidden or 4 * rank
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
         """See `Boundary`."""
-        return self._side(number, embedding, encodes=True)
-
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """See `Boundary`."""
-        return self._side(number, embedding, encodes=False)
-
-    def _side(self, number: int, embedding: Any, *, encodes: bool) -> nn.Module:
-        width, kind = embedding.weight.shape[1], _arithmetic(embedding.weight)
-        path = _Orthonormal(
-            Basis(width, self.rank, seed=self.seed).vectors.to(embedding.weight.device, kind), learned=False
-        )
+        width = embedding.weight.shape[1]
         sizes = (width, self.rank) if encodes else (self.rank, width)
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed * 1_000_003 + 2 * number + encodes)
@@ -129,7 +106,8 @@ class Bottleneck:
                 nn.Linear(self.hidden, sizes[1], bias=False),
             )
         nn.init.zeros_(network[-1].weight)
-        return _BottleneckSide(path, network.to(embedding.weight.device, kind), encodes=encodes)
+        network = network.to(embedding.weight.device, _arithmetic(embedding.weight))
+        return _BottleneckSide(_Orthonormal(self, embedding, learned=False), network, encodes=encodes)
 
     def __repr__(self) -> str:
         return f"Bottleneck(rank={self.rank}, seed={self.seed}, hidden={self.hidden})"
@@ -144,9 +122,11 @@ class _Orthonormal(nn.Module):
 
     vectors: torch.Tensor
 
-    def __init__(self, vectors: torch.Tensor, *, learned: bool) -> None:
+    def __init__(self, boundary: Any, embedding: Any, *, learned: bool) -> None:
         super().__init__()
         self._learned = learned
+        vectors = Basis(embedding.weight.shape[1], boundary.rank, seed=boundary.seed).vectors
+        vectors = vectors.to(embedding.weight.device, _arithmetic(embedding.weight))
         if learned:
             self.vectors = nn.Parameter(vectors.clone())
         else:

@@ -66,30 +66,25 @@ def _blank(kind: type[nn.Module], base: type[nn.Module]) -> nn.Module:
 
 @without_autocast
 def reparam(module: nn.Module) -> nn.Module:
-    """Puts coordinates in the place of constrained weights, W = U·Z, in a module: Z is what an optimizer trains.
+    """Puts coordinates in the place of constrained weights, W = U·Z, in a module, and returns it: Z is what an optimizer trains.
 
         model = lc.subspace.reparam(lc.subspace.constrain(decoder, rank=64))
         optimizer = lc.SubspaceAdamW(model)             # or any other: SGD, AdamW, Muon
 
-    Weights, their gradients and what FSDP2 gathers of them take k/d of the memory. Forward and backward passes take two thin
-    products in place of one with W. Nothing is projected, for coordinates cannot leave S.
+    Weights, their gradients and what FSDP2 gathers of them take k/d of the memory. Nothing is projected, for coordinates cannot
+    leave S. They are parameters "<module>.coordinates", [k, inputs] of a linear module and [vocabulary, k] of an embedding;
+    "<module>.weight" still gives W.
 
     With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
-    ones with `lc.SubspaceAdamW`. Elementwise methods differ from those of weights: their second moments are of coordinates, which
-    depend on the choice of U within S. A bias of W_p1 or W_p2 stays a vector in S, whose gradient is still to be projected. The
-    parameters are called "<module>.coordinates", [k, inputs] of a linear module and [vocabulary, k] of an embedding;
-    "<module>.weight" still gives W. Of the optimizers only `lc.SubspaceAdamW` can go on in another U.
+    ones with `lc.SubspaceAdamW`, the only optimizer that can go on in another U. Elementwise methods differ from those of
+    weights: their second moments are of coordinates, which depend on the choice of U within S. A bias of W_p1 or W_p2 stays a
+    vector in S, whose gradient is still to be projected.
 
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
     Args:
-        module: A constrained model, or a stage of one; before `fully_shard`. A stage of free blocks alone stays as it is.
-
-    Returns:
-        The module itself.
-
-    Raises:
-        ValueError: Nothing in the module is constrained, or FSDP2 has already sharded it.
+        module: A constrained model, or a stage of one; before `fully_shard`. A stage of free blocks alone stays as it is; one
+            in which nothing is constrained, or that is sharded already, is a ValueError.
     """
     found = constrained_weights(module)
     weights = [weight for weight in found if not weight.is_coordinates and weight.role != "bias"]
@@ -116,10 +111,8 @@ def project_gradients(module: nn.Module) -> None:
 
     For optimizers other than `lc.SubspaceAdamW`, which does it by itself. One whose update is a combination of gradients (SGD,
     with momentum and decoupled weight decay too) then keeps the weights in S. Clip after it. Collective over the ranks of a
-    mesh where FSDP2 has sharded the weights.
-
-    Args:
-        module: A constrained model, or a stage of one; weights without a gradient, and coordinates, are passed over.
+    mesh where FSDP2 has sharded the weights of the module, a model or a stage. Weights without a gradient, and coordinates, are
+    passed over.
     """
     weights = [
         weight
@@ -128,6 +121,6 @@ def project_gradients(module: nn.Module) -> None:
     ]
     gradients = [local(weight.parameter.grad) for weight in weights]
     coordinates = [w.coordinates(wide(g), w.basis.vectors) for w, g in zip(weights, gradients, strict=True)]
-    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    sum_slices(weights, coordinates)
     for weight, gradient, c in zip(weights, gradients, coordinates, strict=True):
         gradient.copy_(weight.expand(c, weight.basis.vectors))

@@ -1,18 +1,19 @@
-"""A stage of a decoder as a module: token ids or coefficients in, coefficients or logits out."""
+"""A stage of a decoder as a module: token ids or coefficients in, coefficients or logits out; and its state dicts."""
 
 import logging
+import re
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_lowcomm.subspace.anchor import Anchor
-from torch_lowcomm.subspace.embedding import Embedding
-from torch_lowcomm.subspace.exact import Boundary
+from torch_lowcomm.subspace.anchor import Anchor, Embedding
+from torch_lowcomm.subspace.boundary import Boundary
 from torch_lowcomm.subspace.families import run_blocks
-from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.states import blocks_text, pick
+from torch_lowcomm.subspace.parts import Parts, part_at
+from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,9 @@ class StageModule(nn.Module):
     dict of a whole decoder, too, and picks its own.
 
     Attributes:
-        index: The stage's place, from 0.
-        count: Stages in all.
-        block_numbers: The numbers of its blocks.
         exact: Whether all stages together compute what the decoder does.
         rank: Coefficients a token.
         coefficients: What a coefficient travels as.
-        message_codec: The codec of the stage's messages, which `lc.pipeline.Stage` takes; None: as they are.
         encode: The side of the boundary behind the stage; None on the last one.
         decode: The side of the boundary before it; None on the first one.
     """
@@ -50,14 +47,14 @@ class StageModule(nn.Module):
         blocks: range,
         boundary: Boundary,
         coefficients: str,
-        message_codec: str | None,
     ) -> None:
         """Takes a stage's parts of a decoder; `cut` calls this. The parts are the decoder's own, not copies."""
         super().__init__()
         self.subspace_parts = parts
         self.index, self.count, self.block_numbers = index, count, blocks
         self.exact = boundary.exact and coefficients == "fp32"
-        self.coefficients, self.message_codec = coefficients, message_codec
+        self.coefficients = coefficients
+        self.message_codec = None if coefficients in ("fp32", "bf16") else coefficients
         embedding = model.get_submodule(parts.embedding)
         self.vocabulary, self.width = embedding.weight.shape
         if hasattr(model, "config"):
@@ -65,13 +62,21 @@ class StageModule(nn.Module):
         self._told = count == 1  # of autocast, where there is a boundary
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
-        self._boundary = boundary_checksum(boundary, coefficients, embedding)
+        kind = f"{boundary!r}, coefficients={coefficients}".encode()
+        if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
+            kind += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
+        self._boundary = zlib.crc32(kind)
         self.register_load_state_dict_pre_hook(pick)
         for side, there, number in (
             ("encode", not self.is_last, blocks.stop - 1),
             ("decode", not self.is_first, blocks.start - 1),
         ):
-            object.__setattr__(self, side, self._side(side, boundary, number, embedding) if there else None)
+            made = None
+            if there:
+                made = boundary.side(self, number, embedding, encodes=side == "encode")
+                if not boundary.exact:  # its own parameters are the stage's; it is no part otherwise
+                    place(self, f"boundaries.{number}.{side}", made)
+            object.__setattr__(self, side, made)
 
     @property
     def is_first(self) -> bool:
@@ -94,7 +99,7 @@ class StageModule(nn.Module):
         if self.is_first:
             place(self, parts.embedding, embedding)
             if parts.positions is not None:
-                place(self, parts.positions, _part(model, parts.positions))
+                place(self, parts.positions, part_at(model, parts.positions))
         if parts.rotary is not None:
             place(self, parts.rotary, model.get_submodule(parts.rotary))
         place(
@@ -108,14 +113,6 @@ class StageModule(nn.Module):
             self.subspace_basis = embedding.subspace_basis
             self.subspace_anchor = fixed if table is None else with_positions(fixed, table)
 
-    def _side(self, side: str, boundary: Boundary, number: int, embedding: nn.Module) -> nn.Module:
-        """One side of the boundary behind block `number`. Parameters of its own are the stage's; it is no part otherwise."""
-        make = boundary.encoder if side == "encode" else boundary.decoder
-        made = make(self, number, embedding)
-        if not boundary.exact:
-            place(self, f"boundaries.{number}.{side}", made)
-        return made
-
     def forward(
         self,
         x: torch.Tensor,
@@ -125,7 +122,7 @@ class StageModule(nn.Module):
         cache: Any = None,
         only_last: bool = False,
     ) -> torch.Tensor:
-        """Runs the stage on a micro-batch, or on its next positions.
+        """Runs the stage on a micro-batch, or on its next positions; mistakes are ValueErrors that name the stage.
 
         Args:
             x: Token ids, an integer tensor [batch, time], on the first stage; on others the coefficients [batch, time, rank]
@@ -137,10 +134,6 @@ class StageModule(nn.Module):
 
         Returns:
             Coefficients; logits [batch, time, vocabulary] on the last stage.
-
-        Raises:
-            ValueError: The ids are missing, of another shape than x or outside the vocabulary, or x has another shape than
-                coefficients have; names the stage.
         """
         ids = self._expected_ids(x, ids)
         parts = self.subspace_parts
@@ -153,8 +146,7 @@ class StageModule(nn.Module):
                     raise ValueError(f"{self.name}: ids: expected at most {len(table)} places, the table's, got {end}")
                 y = y + table[start:end]
         else:
-            wide = x if x.dtype == torch.float64 else x.float()
-            y = self.decode(wide, ids, start).to(self._dtype())
+            y = self.decode(wide(x), ids, start).to(self._dtype())
         if self.exact and not self._told and torch.is_autocast_enabled(y.device.type):
             self._told = True
             logger.warning("%s: not exact: autocast rounds what blocks add to the residual stream", self.name)
@@ -204,11 +196,7 @@ class StageModule(nn.Module):
         return torch.promote_types(self._dtype(), torch.float32)
 
     def expect_ids(self, ids: torch.Tensor) -> None:
-        """Refuses what is no integers [batch, time] of the vocabulary.
-
-        Raises:
-            ValueError: It is not; names the stage.
-        """
+        """Refuses what is no integers [batch, time] of the vocabulary."""
         if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
         if ids.numel() and not ids.is_meta:
@@ -258,20 +246,69 @@ def place(root: nn.Module, path: str, part: nn.Module | torch.Tensor) -> None:
         root.add_module(name, part)
 
 
-def _part(model: nn.Module, path: str) -> nn.Module | torch.Tensor:
-    holder, _, name = path.rpartition(".")
-    return getattr(model.get_submodule(holder), name)
-
-
 def with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
     """An anchor that adds positions, which the embedding's does not: the decoder adds them itself, from the same memory."""
     options: dict[str, Any] = {"seed": anchor.seed, "sigma": anchor.sigma, "fixed": anchor.fixed}
     return Anchor(anchor.vocabulary, anchor.width, positions=table, **options)
 
 
-def boundary_checksum(boundary: Boundary, coefficients: str, embedding: nn.Module) -> int:
-    """32 bits that tell whether two stages have the same kind of boundary."""
-    said = f"{boundary!r}, coefficients={coefficients}".encode()
-    if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
-        said += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
-    return zlib.crc32(said)
+def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Puts the state dicts of all stages of a cut together to that of the decoder, for stages of another cut to load.
+
+    A stage's `load_state_dict` picks its own part of it. Two stages with other values under one name are a ValueError.
+    """
+    merged: dict[str, torch.Tensor] = {}
+    for number, state in enumerate(states):
+        for name, value in state.items():
+            if name in merged and not torch.equal(merged[name], value):
+                raise ValueError(
+                    f"{name}: expected the same on all stages that have it, got another value in state {number}"
+                )
+            merged[name] = value
+    return merged
+
+
+def expect_free_blocks(module: Any, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Refuses a state dict of a decoder that has another number of free blocks; a hook of constrained decoders."""
+    basis, saved = getattr(module, "subspace_basis", None), state.get(f"{prefix}subspace_basis._extra_state")
+    if basis is None or saved is None:
+        return
+    free = int(saved[1]) if saved.numel() > 1 else 0  # states from before there were free blocks
+    if free != basis.free_blocks:
+        raise ValueError(
+            f"free_blocks: expected the state of a decoder with free_blocks={basis.free_blocks}, as this one was constrained, "
+            f"got one with free_blocks={free}: load it into lc.subspace.constrain(..., free_blocks={free})"
+        )
+
+
+def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Removes from a state dict that is being loaded what other stages have; a hook of `StageModule`. Refuses one without the
+    stage's blocks, of a decoder that was cut elsewhere.
+    """
+    expect_free_blocks(stage, state, prefix)
+    parts, mine = stage.subspace_parts, stage.block_numbers
+    block = re.compile(re.escape(f"{prefix}{parts.blocks}.") + r"(\d+)\.")
+    there = {int(match[1]) for name in state if (match := block.match(name))}
+    if not set(mine) <= there:
+        raise ValueError(
+            f"{stage.name} has blocks {blocks_text(mine)}, the state dict has {blocks_text(there)}: the decoder was cut "
+            f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
+        )
+    own = {f"{prefix}{name}" for name in stage.state_dict()}
+    paths = [
+        path for path in (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries") if path is not None
+    ]
+    for name in list(state):
+        match = block.match(name)
+        other = int(match[1]) not in mine if match else any(f"{name}.".startswith(f"{prefix}{path}.") for path in paths)
+        if other and name not in own:
+            del state[name]
+
+
+def blocks_text(blocks: Iterable[int]) -> str:
+    """Numbers of blocks in a sentence: 2...5."""
+    numbers = sorted(blocks)
+    if not numbers:
+        return "none"
+    whole = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
+    return f"{numbers[0]}...{numbers[-1]}" if whole else ", ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""Weights that lie in the subspace S: which parameters of a module they are, and which part of them a rank has."""
+"""Weights that lie in the subspace S: which parameters they are, which part of them a rank has, how they go to another S."""
 
 from __future__ import annotations
 
@@ -21,25 +21,18 @@ if TYPE_CHECKING:
 
 # By role: the dimension of the weight, as its module stores it, along which S acts.
 AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0}
+_TOLERANCE = 1e-6  # of vectors that a caller has made, and may have sent as float32
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedWeight:
-    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding). Or a bias: one column.
+    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding). Or a bias: one column."""
 
-    Attributes:
-        name: Of the parameter, in the module that was searched.
-        parameter: W; a DTensor where FSDP2 has sharded it.
-        role: "attention_output" (W_p1), "feed_forward_down" (W_p2), "embedding" (T_S), or "bias" (of W_p1 or W_p2).
-        basis: Has U.
-        is_coordinates: The parameter is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`).
-    """
-
-    name: str
-    parameter: torch.Tensor
-    role: str
+    name: str  # of the parameter, in the module that was searched
+    parameter: torch.Tensor  # a DTensor where FSDP2 has sharded it
+    role: str  # "attention_output" (W_p1), "feed_forward_down" (W_p2), "embedding" (T_S), or "bias" (of W_p1 or W_p2)
     basis: Basis
-    is_coordinates: bool = False
+    is_coordinates: bool = False  # it is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`)
 
     @property
     def axis(self) -> int:
@@ -77,13 +70,8 @@ class ConstrainedWeight:
 
 
 def constrained_weights(module: nn.Module) -> list[ConstrainedWeight]:
-    """Finds the weights that `lc.subspace.constrain` has put into S, by the attributes that it left on their modules.
-
-    Args:
-        module: A constrained model, or a stage of one; sharded by `fully_shard` or not.
-
-    Raises:
-        ValueError: A role is unknown, or a weight does not have the width of its basis.
+    """Finds the weights that `lc.subspace.constrain` has put into S in a model or a stage, by the attributes that it left on
+    their modules; a weight that does not fit its basis is a ValueError.
     """
     found = []
     for path, part in module.named_modules():
@@ -117,11 +105,7 @@ def _expect_shape(weight: ConstrainedWeight) -> None:
 
 
 def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
-    """The basis of all these weights, or one of several that are equal; None of no weights.
-
-    Raises:
-        ValueError: Two differ in width, rank, seed, version or vectors.
-    """
+    """The basis of all these weights, or one of several that are equal; None of no weights."""
 
     def described(weight: ConstrainedWeight) -> str:
         basis = weight.basis
@@ -138,11 +122,7 @@ def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
 
 
 def shards(parameter: torch.Tensor) -> list[tuple[int, dist.ProcessGroup]]:
-    """The dimensions of a DTensor that are sharded, each with the ranks that share it out; none of other tensors.
-
-    Raises:
-        ValueError: It has another placement than Shard and Replicate, or one dimension is sharded twice.
-    """
+    """The dimensions of a DTensor that are sharded, each with the ranks that share it out; none of other tensors."""
     if not isinstance(parameter, DTensor):
         return []
     found: dict[int, dist.ProcessGroup] = {}
@@ -157,7 +137,13 @@ def shards(parameter: torch.Tensor) -> list[tuple[int, dist.ProcessGroup]]:
     return list(found.items())
 
 
-def sum_slices(summands: Iterable[tuple[torch.Tensor, dist.ProcessGroup | None]]) -> None:
+def sum_slices(weights: Iterable[ConstrainedWeight | None], coordinates: Iterable[torch.Tensor | None]) -> None:
+    """Sums a tensor of each weight over the ranks that have its slices, in place; None: there is nothing to sum."""
+    pairs = zip(weights, coordinates, strict=True)
+    sum_tensors((c, weight.slices) for weight, c in pairs if weight is not None and c is not None)
+
+
+def sum_tensors(summands: Iterable[tuple[torch.Tensor, dist.ProcessGroup | None]]) -> None:
     """Sums tensors over their groups, in place and exactly; one all_reduce a group and dtype. None: there is nothing to sum."""
     calls: dict[tuple[str, torch.dtype], tuple[dist.ProcessGroup, list[torch.Tensor]]] = {}
     for tensor, group in summands:
@@ -176,18 +162,11 @@ def sum_numbers(
     stages: dist.ProcessGroup | None,
     device: torch.device,
 ) -> float:
-    """The sum of all ranks' numbers, which does not depend on how they are spread over ranks.
+    """The sum of all ranks' numbers, equal on all, which does not depend on how they are spread over ranks.
 
-    A rank's sum travels as two float64 numbers, the rounded sum and what rounding took from it, so that any split of the
-    summands gives the same bits.
-
-    Args:
-        summands: Numbers, each with the groups over which it has to be summed, outermost last; the same on all ranks.
-        stages: The ranks whose sums are then added; None: no others.
-        device: Of the tensors that travel.
-
-    Returns:
-        The same number on all ranks.
+    A rank's sum travels as two float64 numbers, on `device`, the rounded sum and what rounding took from it, so that any split
+    of the summands gives the same bits. Each of these, the same on all ranks, has the groups over which it has to be summed,
+    outermost last; the sums of the ranks of `stages`, if any, are then added.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[float]] = {}
     for number, groups in summands:
@@ -202,24 +181,21 @@ def sum_numbers(
 
 
 def distances(weights: Sequence[ConstrainedWeight], vectors: torch.Tensor | None) -> dict[str, float]:
-    """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros. Collective where weights are sharded.
-
-    Args:
-        weights: What `constrained_weights` found; coordinates are passed over.
-        vectors: Uᵀ [k, d]; None: there are no weights.
+    """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros, nothing of coordinates.
+    Collective where weights are sharded. `vectors` is Uᵀ [k, d], None without weights.
     """
     weights = [weight for weight in weights if not weight.is_coordinates]
     if vectors is None:
         return {}
     parts = [wide(local(weight.parameter)) for weight in weights]
     coordinates = [w.coordinates(part, vectors) for w, part in zip(weights, parts, strict=True)]
-    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    sum_slices(weights, coordinates)
     found = {}
     for weight, part, c in zip(weights, parts, coordinates, strict=True):
         outside = part - weight.expand(c, vectors)
         squares = torch.stack([outside.double().square().sum(), part.double().square().sum()])
         for _, group in shards(weight.parameter):
-            sum_slices([(squares, group)])
+            sum_tensors([(squares, group)])
         off, whole = squares.tolist()
         found[weight.name] = math.sqrt(off / whole) if whole > 0 else off
     return found
@@ -259,3 +235,63 @@ def _gathered(numbers: Sequence[float], group: dist.ProcessGroup, device: torch.
     with exact():
         dist.all_gather(everyones, mine, group=group)
     return torch.cat(everyones).tolist()
+
+
+def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both vectors in float64, on the device of the optimizer's own, which `old` has to be."""
+    old, new = (vectors.detach().to(own) for vectors in (old, new))
+    for name, vectors in (("old_vectors", old), ("new_vectors", new)):
+        if vectors.shape != own.shape:
+            raise ValueError(
+                f"SubspaceAdamW: change_basis: {name}: expected shape {tuple(own.shape)}, got {tuple(vectors.shape)}"
+            )
+    if not (apart := (old - own).abs().max().item()) <= _TOLERANCE:
+        raise ValueError(
+            f"SubspaceAdamW: change_basis: old_vectors: expected the U that the weights are in, got one that differs by "
+            f"{apart:.1e}"
+        )
+    identity = torch.eye(own.shape[0], dtype=own.dtype, device=own.device)
+    if not (off := (new @ new.T - identity).abs().max().item()) <= _TOLERANCE:
+        raise ValueError(
+            f"SubspaceAdamW: change_basis: new_vectors: expected orthonormal rows, got products of rows that differ by {off:.1e} "
+            f"from 0 and 1"
+        )
+    return old, new
+
+
+def change_basis(
+    weights: Sequence[ConstrainedWeight | None],
+    states: Sequence[dict[str, torch.Tensor]],
+    old: torch.Tensor,
+    new: torch.Tensor,
+) -> None:
+    """Projects weights and momenta onto the new S, U'ᵀ [k, d], in float64; nothing is written before all sums are there.
+
+    A parameter each: its weight, None where it is not constrained, and its state, of which "exp_avg" and maybe "rounding" are
+    written to; an empty one where it is frozen.
+    """
+    turn = new @ old.T  # U'ᵀU, [k, k]
+    moved = []  # of each weight it and, where it is trained, its momentum: what it becomes, and where that is written
+    for weight, state in zip(weights, states, strict=True):
+        if weight is None:
+            continue
+        parameter, rounding = local(weight.parameter), state.get("rounding")
+        part = parameter.double() if rounding is None else parameter.double() + rounding
+        tensors = [(part, weight.is_coordinates, parameter, rounding)]
+        if "exp_avg" in state:
+            rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
+            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"], None))
+        for tensor, already, target, left in tensors:
+            if not already:
+                turned = weight.coordinates(tensor, new)
+            elif weight.axis == 0:
+                turned = turn @ tensor
+            else:
+                turned = tensor @ turn.T
+            moved.append((weight, already, turned, target, left))
+    sum_tensors((c, weight.slices) for weight, already, c, _, _ in moved if not already)
+    for weight, already, c, target, rounding in moved:
+        value = c if already else weight.expand(c, new)
+        target.copy_(value)
+        if rounding is not None:
+            rounding.copy_(value - target.double())

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
 from convergence.diloco.cocktail import CocktailSGD
+from convergence.diloco.muon import MuonAdamW
 from convergence.training import perplexity
 
 SHAPE = model.Config(width=96, layers=3)
@@ -91,7 +92,8 @@ def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[
     if c.muon:  # of the layers' matrices
         hidden = [p for name, p in gpt.named_parameters() if name.startswith("blocks") and p.ndim == 2]
         others = [p for p in gpt.parameters() if not any(p is matrix for matrix in hidden)]
-        inner = lc.diloco.MuonAdamW(hidden, others, lr=c.lr)
+        muon = torch.optim.Muon(hidden, lr=c.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        inner = MuonAdamW(muon, torch.optim.AdamW(others, lr=c.lr))
     else:
         inner = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     if c.outer:

@@ -22,12 +22,8 @@ class Whole:
     def __init__(self, width: int) -> None:
         self.rank = width
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
         """See `lc.subspace`'s `Boundary`."""
-        return Side(None, None)
-
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """See `encoder`."""
         return Side(None, None)
 
     def __repr__(self) -> str:
@@ -51,13 +47,9 @@ class TopK(Whole):
         places = x.abs().topk(self.kept, dim=-1).indices
         return torch.zeros_like(x).scatter_(-1, places, x.gather(-1, places))
 
-    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """Rounds activations."""
-        return Side(self.rounded, None)
-
-    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
-        """Rounds gradients."""
-        return Side(None, self.rounded)
+    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
+        """Rounds activations, and on the receiver's side gradients."""
+        return Side(self.rounded, None) if encodes else Side(None, self.rounded)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rank}, {self.kept})"

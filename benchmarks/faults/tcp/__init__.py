@@ -1,4 +1,4 @@
-"""Faults of groups over transport="tcp": connections, addresses, processes, relays, routers, strangers and impostors.
+"""Faults around a group: connections, addresses, processes, relays, routers, strangers and impostors.
 
 `cases.py` says which rows there are and what each fault must come to. `rank.py` is what a rank does in every row, `acts.py`
 what is done to it from outside, by the owner of the lab, `stage.py` how the two hear of each other. `outsiders.py` and

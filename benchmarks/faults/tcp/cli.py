@@ -1,4 +1,4 @@
-"""The program `tcp_faults`: every fault of groups over transport="tcp", plain and with a secret."""
+"""The program `tcp_faults`: every fault of connections, plain and with a secret."""
 
 from __future__ import annotations
 

@@ -10,10 +10,11 @@ import time
 from collections import defaultdict
 from types import TracebackType
 
+import torch
 from linklab import Lab
 
 from faults.stage import PORT, enter, inside
-from faults.tap import crc32c
+from torch_lowcomm import _C
 
 _ALL = 0x0003  # ETH_P_ALL: what leaves, too
 _SO_RCVBUFFORCE = 33  # Linux; root may ask for more than net.core.rmem_max
@@ -93,13 +94,13 @@ class Ears:
 def hello(group: bytes, source: int, sink: int, channel: int, incarnation: int) -> bytes:
     """A hello that is to carry a channel (FORMAT.md)."""
     text = HELLO + struct.pack("<I16sIIIQQB3x", 1, group, source, sink, channel, incarnation, 0, _CARRIES)
-    return text + struct.pack("<I", crc32c(text))
+    return text + struct.pack("<I", _C.crc32c(torch.frombuffer(bytearray(text), dtype=torch.uint8)))
 
 
 def with_group(words: bytes, group: bytes) -> bytes:
     """The same hello of another group."""
     text = words[:12] + group + words[28:60]
-    return text + struct.pack("<I", crc32c(text))
+    return text + struct.pack("<I", _C.crc32c(torch.frombuffer(bytearray(text), dtype=torch.uint8)))
 
 
 def talk(namespace: str, to: str, words: bytes) -> tuple[bytes, bool]:

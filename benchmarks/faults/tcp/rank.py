@@ -79,7 +79,6 @@ class Turns:
 
 def _environment(case: Case, rank: int, secret: str, relay: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if rank in case.relayed and "relay" in case.others:

@@ -52,7 +52,10 @@ EndpointOptions EndpointOptions::fromEnvironment() {
                           variable("LOWCOMM_RELAY"),
                           false,
                           Secret::fromEnvironment()};
-  if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
+  if (options.interface.empty()) {
+    const std::string names = variable("GLOO_SOCKET_IFNAME");  // gloo takes several
+    options.interface = names.substr(0, names.find(','));
+  }
   if (options.dials_only && !(options.listen.empty() && options.advertise.empty()))
     throw ValueError("LOWCOMM_DIAL_ONLY: expected no LOWCOMM_LISTEN and no LOWCOMM_ADVERTISE beside it, got one");
   return options;

@@ -34,8 +34,8 @@ struct EndpointOptions {
   std::optional<Secret> secret = {};
 
   // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
-  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE; LOWCOMM_DIAL_ONLY; LOWCOMM_RELAY; Secret::fromEnvironment(). ValueError
-  // naming the variable.
+  // else the first of GLOO_SOCKET_IFNAME; LOWCOMM_RATE; LOWCOMM_DIAL_ONLY; LOWCOMM_RELAY; Secret::fromEnvironment().
+  // ValueError naming the variable.
   static EndpointOptions fromEnvironment();
 };
 

@@ -200,7 +200,8 @@ std::vector<std::string> localHosts(const std::string& interface) {
   }
   hosts.insert(hosts.end(), loopback.begin(), loopback.end());
   if (hosts.empty()) {
-    throw ValueError("LOWCOMM_SOCKET_IFNAME: expected an interface with an address, got '" + interface + "'");
+    throw ValueError("LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected an interface with an address, got '" +
+                     interface + "'");
   }
   return hosts;
 }

@@ -91,8 +91,6 @@ class TcpTransport final : public Transport {
     }
   }
 
-  bool canCloseTags() const override { return true; }
-
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     channel(lane, peer, tag).closeTag(tag);
     endpoint_->wake();

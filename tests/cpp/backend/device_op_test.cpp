@@ -23,7 +23,7 @@ struct Ended final : c10d::Work {
   Ended() { finish(); }
 };
 
-// Stands for gloo and NCCL, which a group of one rank asks nothing but messages. Writes 9 into what it receives.
+// Stands for NCCL, which a group of one rank hands what no policy names. Writes 9 into what it receives.
 struct Silent final : c10d::Backend {
   Silent() : c10d::Backend(0, 1) {}
   const std::string getBackendName() const override { return "silent"; }
@@ -35,11 +35,10 @@ struct Silent final : c10d::Backend {
     return handed(tensors, /*written=*/true);
   }
 
-  // A device's memory is not for the host to read.
   WorkPtr handed(Tensors& tensors, bool written) {
     for (at::Tensor& tensor : tensors) {
-      EXPECT_TRUE(tensor.device().is_cpu());
-      got.push_back(tensor.clone());
+      EXPECT_FALSE(tensor.device().is_cpu());
+      got.push_back(tensor);
       if (written) tensor.fill_(9);
     }
     return c10::make_intrusive<Ended>();
@@ -58,16 +57,12 @@ class DeviceOpTest : public testing::Test {
     options->group_name = "devices";
     options->global_ranks_in_group = {0};
     options->nccl = nccl;
-    const MakeGloo gloo = [this](const StorePtr&, int, int, const c10::intrusive_ptr<Options>&, std::optional<int>) {
-      return BackendPtr(gloo_ = c10::make_intrusive<Silent>());
-    };
     const MakeNccl nccl_or_none = [this](const StorePtr&, int, int, const c10::intrusive_ptr<Options>& of) {
       ++asked_;
       EXPECT_EQ(of->group_name, "devices");
-      return has_nccl_ ? BackendPtr(c10::make_intrusive<Silent>()) : BackendPtr();
+      return has_nccl_ ? BackendPtr(nccl_ = c10::make_intrusive<Silent>()) : BackendPtr();
     };
-    backend_ =
-        LowcommBackend::create(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::move(options), {gloo, nccl_or_none});
+    backend_ = LowcommBackend::create(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::move(options), nccl_or_none);
   }
 
   WorkPtr gather(const at::Tensor& output, const at::Tensor& input) {
@@ -88,7 +83,7 @@ class DeviceOpTest : public testing::Test {
 
   int asked_ = 0;
   bool has_nccl_ = false;
-  c10::intrusive_ptr<Silent> gloo_;  // the one made last
+  c10::intrusive_ptr<Silent> nccl_;  // the one made last
   c10::intrusive_ptr<LowcommBackend> backend_;
 };
 
@@ -166,67 +161,38 @@ TEST_F(DeviceOpTest, IsNotCaptured) {
   EXPECT_TRUE(test::holds(test::thrownBy<c10::ValueError>([&] { gather(onDevice({0}), x); }),
                           {"all_gather on group devices: expected a stream that runs"}));
   Tensors tensors = {x};
-  EXPECT_THROW(backend_->allreduce(tensors, {}), c10::ValueError);  // gloo's, by the host
+  EXPECT_THROW(backend_->allreduce(tensors, {}), c10::ValueError);
   capturing = false;
   EXPECT_EQ(told, Told{});
   EXPECT_EQ(backend_->getSequenceNumberForGroup(), before);
 }
 
-// Asking for NCCL wakes the CUDA driver, and what is made has threads.
-TEST_F(DeviceOpTest, NcclIsMadeAtTheFirstCudaTensor) {
-  open();
-  at::Tensor host = at::ones({2}), gathered = at::zeros({2});
-  EXPECT_TRUE(gather(gathered, host)->wait(kNoTimeout));
-  backend_->setTimeout(20s);
-  backend_->waitForPendingWorks();
-  EXPECT_EQ(asked_, 0);
-  for (int i = 0; i < 2; ++i)
-    EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
-  EXPECT_EQ(asked_, 1);
-}
-
-TEST_F(DeviceOpTest, NcclFalseMakesNone) {
+TEST_F(DeviceOpTest, NcclIsAskedForOnlyByItsOption) {
   has_nccl_ = true;
-  open(false);
-  EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
-  EXPECT_FALSE(backend_->supportsTensorAlloc(0));
+  for (const std::optional<bool> nccl : {std::optional<bool>(), std::optional(false)}) {
+    open(nccl);
+    EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
+    EXPECT_FALSE(backend_->supportsTensorAlloc(0));
+  }
   EXPECT_EQ(asked_, 0);
 }
 
-// Gloo would read and write a device's address.
-TEST_F(DeviceOpTest, GlooGetsCopiesOfMessagesOnTheHost) {
-  open(false);
-  gloo_ = c10::static_intrusive_pointer_cast<Silent>(backend_->parts().backends.host());
-  Tensors sent{onDevice({1, 2})}, received{onDevice({3, 4})};
-  EXPECT_TRUE(backend_->send(sent, 0, 1)->wait(kNoTimeout));
-  EXPECT_EQ(count("copy to host on 0:5"), 1);
-  EXPECT_EQ(count("copy to device on 0:5"), 0);
-  EXPECT_TRUE(at::equal(gloo_->got.at(0), at::tensor({1.f, 2.f})));
-  EXPECT_EQ(elementsOf(sent[0]), (std::vector<float>{1, 2}));
+// A policy takes the ops that it names away from NCCL.
+TEST_F(DeviceOpTest, NcclGetsExactOpsAndMessages) {
+  has_nccl_ = true;
+  open(true);
+  Tensors both{onDevice({1}), onDevice({2, 3})};
+  WorkPtr work = backend_->allreduce_coalesced(both, {});
+  EXPECT_TRUE(work->wait(kNoTimeout));
+  EXPECT_EQ(nccl_->got.size(), 2u);
   for (const bool any : {false, true}) {
-    WorkPtr work = any ? backend_->recvAnysource(received, 1) : backend_->recv(received, 0, 1);
+    Tensors received{onDevice({3, 4})};
+    work = any ? backend_->recvAnysource(received, 1) : backend_->recv(received, 0, 1);
     EXPECT_EQ(work->result().at(0).data_ptr(), received[0].data_ptr());
     EXPECT_TRUE(work->wait(kNoTimeout));
-    EXPECT_EQ(elementsOf(received[0]), (std::vector<float>{9, 9}));
-    EXPECT_EQ(count("copy to host on 0:5"), 1) << "what is overwritten stays where it is";
-    received = {onDevice({3, 4})};
+    EXPECT_EQ(nccl_->got.back().data_ptr(), received[0].data_ptr());
   }
-  Tensors both{onDevice({1}), onDevice({2, 3})};
-  EXPECT_TRUE(backend_->allreduce_coalesced(both, {})->wait(kNoTimeout));
-  EXPECT_EQ(elementsOf(both[0]), (std::vector<float>{9}));
-  EXPECT_EQ(elementsOf(both[1]), (std::vector<float>{9, 9}));
-}
-
-// tcp promises one port and a group that outlives a cut, which NCCL does not.
-TEST_F(DeviceOpTest, TcpTakesNcclOnlyWhereItIsAskedFor) {
-  for (const std::optional<bool> nccl : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
-    Options options;
-    options.transport = "tcp";
-    options.nccl = nccl;
-    EXPECT_EQ(options.resolve().nccl, nccl.value_or(false));
-    options.transport = "gloo";
-    EXPECT_EQ(options.resolve().nccl, nccl);
-  }
+  EXPECT_EQ(count("copy to host on 0:7"), 0);
 }
 
 TEST_F(DeviceOpTest, NcclTrueNeedsIt) {

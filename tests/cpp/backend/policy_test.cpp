@@ -38,7 +38,7 @@ class OptionsTest : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES",
-                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM", "LOWCOMM_ENCODE_ON_DEVICE"})
+                             "LOWCOMM_CONNECTIONS", "LOWCOMM_ENCODE_ON_DEVICE"})
       unsetenv(name);
   }
 };
@@ -187,7 +187,6 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
       {"LOWCOMM_POLICY", "all_gather=zip", {"LOWCOMM_POLICY: ", "'zip'"}},
       {"LOWCOMM_POLICY", "barrier=qsgd8", {"LOWCOMM_POLICY: ", "unknown op 'barrier'"}},
       {"LOWCOMM_CONNECTIONS", "0", {"LOWCOMM_CONNECTIONS: expected 1 ... 64, got 0"}},
-      {"LOWCOMM_RING_FROM", "-1", {"LOWCOMM_RING_FROM: expected 0 ... ", "got -1"}},
       {"LOWCOMM_ENCODE_ON_DEVICE", "2", {"LOWCOMM_ENCODE_ON_DEVICE: expected 0 ... 1, got 2"}},
       {"LOWCOMM_MIN_BYTES", "64k", {"LOWCOMM_MIN_BYTES: expected an integer, got '64k'"}},
       {"LOWCOMM_MIN_BYTES", "-1", {"LOWCOMM_MIN_BYTES: expected 0 ... ", "got -1"}},
@@ -206,14 +205,14 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
 TEST_F(OptionsTest, ReprShowsEveryField) {
   Options options;
   EXPECT_EQ(options.repr(),
-            "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, ring_from=None, "
-            "flight_record=None, encode_on_device=None, nccl=None, transport=None, timeout=None)");
+            "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, "
+            "flight_record=None, encode_on_device=None, nccl=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
   EXPECT_EQ(
       options.repr(),
-      "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, ring_from=None, "
-      "flight_record=None, encode_on_device=None, nccl=None, transport=None, timeout=None)");
+      "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, "
+      "flight_record=None, encode_on_device=None, nccl=None, timeout=None)");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ c10::intrusive_ptr<EngineWork> makeWork(Tensors outputs, std::shared_ptr<Callbac
                                          std::move(threads), queue);
 }
 
-// A Work of an inner backend that says of a device's op what NCCL's and gloo's do.
+// A Work of an inner backend that says of a device's op what NCCL's does.
 struct DeviceWork final : c10d::Work {
   DeviceWork() : c10d::Work(0, c10d::OpType::ALLREDUCE) {}
   bool isCompleted() override { return done; }
@@ -43,16 +43,10 @@ struct DeviceWork final : c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future;
 };
 
-c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, Tensors outputs,
-                                    std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {}) {
+c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, Tensors outputs) {
   return c10::make_intrusive<InnerWork>(
       work, c10d::OpType::ALLREDUCE, 0, 1,
-      InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()}, std::move(outputs),
-      std::move(threads), std::move(finish), /*on_host=*/false);
-}
-
-c10::TypePtr tensors() {
-  return c10::ListType::create(c10::TensorType::get());
+      InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()}, std::move(outputs));
 }
 
 TEST(EngineWork, CompletesWhoeverAsks) {
@@ -162,36 +156,15 @@ TEST(GroupWork, ItsFutureHasAPartsError) {
 }
 
 TEST(InnerWork, AsksNoInnerWorkWhetherItSucceeded) {
-  auto threads = std::make_shared<CallbackThreads>();
   for (bool fails : {false, true}) {
-    int finished = 0;
     auto nccl = c10::make_intrusive<DeviceWork>();
-    auto work = inner(nccl, {}, threads, [&] { ++finished; });
+    auto work = inner(nccl, {});
     EXPECT_FALSE(work->isCompleted());
     EXPECT_FALSE(work->isSuccess());
     nccl->end(fails ? std::make_exception_ptr(std::runtime_error("lost")) : nullptr);
     EXPECT_TRUE(work->isCompleted());
     EXPECT_EQ(work->isSuccess(), !fails);
-    work->synchronize();
-    EXPECT_EQ(finished, fails ? 0 : 1);
   }
-}
-
-// Gloo tells the future of a CUDA tensor when it has enqueued the copies back to it.
-TEST(InnerWork, TheFutureOfADeviceTensorWaitsForGloosCopies) {
-  reset();
-  auto threads = std::make_shared<CallbackThreads>();
-  auto gloo = c10::make_intrusive<DeviceWork>();
-  gloo->future = c10::make_intrusive<c10::ivalue::Future>(tensors());
-  const Tensors outputs = {onDevice({1}, 1)};
-  auto work = inner(gloo, outputs, threads);
-  auto future = work->getFuture();
-  gloo->future->markCompleted(c10::IValue(outputs));
-  threads->stop();
-  EXPECT_EQ(told, (Told{"synchronize the work", "record e1 on 1:6"}));
-  EXPECT_EQ(contexts(), (std::set<c10::DeviceIndex>{1}));
-  future->wait();
-  EXPECT_EQ(told.back(), "block 1:6 on e1");
 }
 
 TEST(CallbackThreads, NoTaskWaitsForAnother) {
@@ -209,18 +182,11 @@ TEST(CallbackThreads, NoTaskWaitsForAnother) {
   EXPECT_EQ(released.wait_for(60s), std::future_status::ready);
 }
 
-TEST(CallbackThreads, StopCancelsWhatWaitsAndRunsTheRest) {
+TEST(CallbackThreads, StopRunsTheRest) {
   CallbackThreads threads;
-  std::promise<void> cancelled;
-  auto until = cancelled.get_future().share();
   std::atomic<int> ended{0};
-  threads.run(
-      [&, until] {
-        until.wait();
-        ++ended;
-      },
-      [&] { cancelled.set_value(); });
-  threads.run([&] { ++ended; });
+  for (int i = 0; i < 2; ++i)
+    threads.run([&] { ++ended; });
   threads.stop();
   EXPECT_EQ(ended, 2);
   threads.run([&] { ++ended; });  // on this thread

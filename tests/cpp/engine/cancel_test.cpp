@@ -283,30 +283,6 @@ TEST_P(Cancel, AtRandomMomentsEveryLaterOpIsRight) {
   }
 }
 
-// A transport like gloo's can end a lane and nothing less.
-class WholeLanes final : public test::ForwardingTransport {
- public:
-  using ForwardingTransport::ForwardingTransport;
-  bool canCloseTags() const override { return false; }
-  std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
-    EXPECT_LT(tag, 64u) << "ops share their tags";
-    return ForwardingTransport::isend(lane, peer, tag, data);
-  }
-};
-
-TEST(CancelRefused, ByATransportThatCannot) {
-  MemoryHub hub(2);
-  test::Ranks ranks(2, nullptr, [&](int rank) { return std::make_unique<WholeLanes>(hub.transport(rank)); });
-  const auto job = [](int, OpContext& op) { barrier(op); };
-  std::vector<std::future<Outcome>> pending;
-  pending.push_back(ranks.start(0, "barrier", job));
-  EXPECT_TRUE(holds(test::thrownBy<ValueError>([&] { ranks.engine(0).cancel(1, "why"); }),
-                    {"cancel: expected a transport that can", "got group default's"}));
-  pending.push_back(ranks.start(1, "barrier", job));
-  for (const Outcome& outcome : ranks.finish(std::move(pending)))
-    EXPECT_TRUE(outcome.ok()) << outcome.what();
-}
-
 // A group that ends while an op of it is given up ends as ever.
 TEST_P(Cancel, AndTheGroupsEnd) {
   for (int round = 0; round < 30; ++round) {

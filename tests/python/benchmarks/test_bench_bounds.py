@@ -7,8 +7,7 @@ import torch
 from collective_cases import UNIT
 
 import torch_lowcomm as lc
-from torch_lowcomm.cli.bench.bounds import BLOCK, norms, stated_error, states_elements
-from torch_lowcomm.cli.bench.expected import moved, reduced
+from torch_lowcomm.cli.bench.expected import BLOCK, moved, norms, reduced, stated_error, states_elements
 
 STATED = [
     *(f"{family}{bits}" for family in ("minmax", "qsgd", "lattice", "sym", "mid") for bits in (2, 4, 8)),

@@ -14,17 +14,15 @@ from faults.rows import Row
 from faults.run import Runner
 from links import expect_labs
 
-# Every fault and every op once, each with one of the others; what gloo serves too.
+# Every fault and every op once, each with one of the others.
 SHARE = (
     "all_reduce,exact,kill -9,before,2",
     "all_reduce,compressed,kill -9,during,4",
     "all_gather,compressed,SIGSTOP,after,2",
     "send/recv,compressed,long cut,during,2",
     "all_to_all,compressed,short cut,during,2",
-    "gather,compressed,corrupted,during,4",
-    "broadcast,compressed,truncated,after,4",
-    "send/recv,compressed,duplicated,after,2",
-    "reduce_scatter,exact,older epoch,before,2",
+    "gather,exact,SIGSTOP,during,4",
+    "reduce_scatter,exact,another shape,before,2",
     "all_to_all,compressed,another op,before,2",
     "broadcast,compressed,another shape,after,2",
     "all_reduce,compressed,another codec,during,4",
@@ -54,9 +52,9 @@ def test_a_row_holds(runner, name):
 
 def test_every_row_is_there_once_or_says_why_not():
     rows = list(cases.matrix())
-    assert len(rows) == len(set(rows)) == 7 * 2 * 11 * 3 * 2
+    assert len(rows) == len(set(rows)) == 7 * 2 * 7 * 3 * 2
     impossible = [case for case in rows if case.impossible()]
-    assert len(impossible) == 5 * 4 * 3 * 2 + 7 * 3 * 2
+    assert len(impossible) == 7 * 3 * 2
     assert all(case.kind == "exact" for case in impossible)
     assert [row.verdict for row in map(Runner().run, impossible)] == ["n/a"] * len(impossible)
     assert {case.fault for name in SHARE for case in cli.chosen([name])} == set(cases.FAULTS)
@@ -75,7 +73,7 @@ def seen(rank):
     """Returns the facts of a rank in a row that holds."""
     failed = {"called": 10.0, "ended": 10.5, "error": "DistBackendError", "message": MESSAGE.format(rank)}
     failed |= {"equal": None, "residual": "kept"}
-    facts = {"attempts": [failed], "fault_at": 10.1, "resumed_at": 0.0, "frames": 3, "premature": ""}
+    facts = {"attempts": [failed], "fault_at": 10.1, "resumed_at": 0.0, "premature": ""}
     return facts | {"went_on": "equal"}
 
 
@@ -97,7 +95,7 @@ SPOILT = {
 
 
 def test_the_judge_sees_what_is_wrong():
-    (case,) = cli.chosen(["all_reduce,compressed,corrupted,during,2"])
+    (case,) = cli.chosen(["all_reduce,compressed,another shape,during,2"])
     good = [seen(0), seen(1)]
     verdict = judge.judge(case, good)
     assert verdict.passed, verdict.reasons
@@ -114,7 +112,7 @@ def test_the_judge_sees_what_is_wrong():
 
 def test_the_table_counts_rows():
     rows = [Row(case, "PASS" if case.when != "after" else "FAIL") for case in cli.chosen(["gather,compressed,kill*"])]
-    rows += map(Runner().run, cli.chosen(["gather,exact,truncated*"]))
+    rows += map(Runner().run, cli.chosen(["gather,exact,another codec*"]))
     text = cli.table(rows)
     assert "| gather | compressed | **4/6** |" in text
     assert "n/a" in text

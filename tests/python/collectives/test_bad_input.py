@@ -37,7 +37,7 @@ BAD_POLICIES = {
     "all_gather=minmax8; all_gather=minmax4": "all_gather.*twice",
     "all_gather=minmax8; reduce_scatter=none:bucket=64": "bucket",
 }
-BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0, "ring_from": -1}
+BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0}
 
 
 def _refused(r):

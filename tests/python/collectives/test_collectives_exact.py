@@ -1,6 +1,6 @@
 """Without a policy every collective gives gloo's bits: lowcomm and gloo side by side in the same processes.
 
-At two ranks each result is bit-equal. At four it is where no floating sum depends on the order; else every rank ends with
+At two ranks each result is bit-equal. At more it is where no floating sum depends on the order; else every rank ends with
 the same bits, within (W-1)*u*sum|x_i| of the exact sum, u the dtype's unit.
 """
 
@@ -22,18 +22,18 @@ LARGE = 140_003  # more frames than are under way at a time, at two bytes an ele
 REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
 
 
-def _groups(r, transport="gloo"):
+def _groups(r):
     """lowcomm as the world, gloo next to it."""
-    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536, transport=transport))
+    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536))
     return dist.group.WORLD, dist.new_group(backend="gloo")
 
 
 class Sweep:
     """Runs cases on both groups, collects what differs, and counts what was compared and what gloo refuses."""
 
-    def __init__(self, r, transport):
+    def __init__(self, r):
         self.r = r
-        self.ours, self.gloo = _groups(r, transport)
+        self.ours, self.gloo = _groups(r)
         self.wrong = []
         self.compared = {}
         self.refused = set()
@@ -81,9 +81,9 @@ class Sweep:
         return self.compared, self.refused
 
 
-def _plain(r, transport):
+def _plain(r):
     """Ops that move values: every dtype, size and layout."""
-    sweep = Sweep(r, transport)
+    sweep = Sweep(r)
     dtypes = cases.FLOATS + cases.INTEGERS + cases.OTHERS
     for collective in cases.PLAIN:
         for dtype, n in itertools.product(dtypes, (0, 1, 5)):
@@ -99,9 +99,9 @@ def _plain(r, transport):
     return sweep.end()
 
 
-def _reducing(r, transport):
+def _reducing(r):
     """Ops that combine values: every dtype, reduce op, size and layout."""
-    sweep = Sweep(r, transport)
+    sweep = Sweep(r)
     dtypes = cases.FLOATS + cases.INTEGERS + cases.OTHERS
     for collective in cases.REDUCING:
         for dtype, op in itertools.product(dtypes, REDUCE_OPS):
@@ -125,18 +125,18 @@ def _reducing(r, transport):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(("transport", "size"), [("gloo", 2), ("gloo", 4), ("tcp", 2), ("tcp", 3)])
+@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("sweep", [_plain, _reducing], ids=["plain", "reducing"])
-def test_every_collective_gives_gloos_bits(request, sweep, transport, size):
+def test_every_collective_gives_gloos_bits(request, sweep, size):
     ranks = request.getfixturevalue({2: "pair", 3: "trio", 4: "quad"}[size])
-    compared, refused = ranks(sweep, transport, timeout=180)[0]
+    compared, refused = ranks(sweep, timeout=180)[0]
     names = cases.PLAIN if sweep is _plain else cases.REDUCING + cases.FUNCTIONAL_REDUCING
     missing = [c.__name__ for c in names if not compared.get(c.__name__)]
     assert not missing, f"compared nothing for {missing}; gloo refuses {sorted(refused)[:10]}"
 
 
-def _sparse(r, transport):
-    ours, gloo = _groups(r, transport)
+def _sparse(r):
+    ours, gloo = _groups(r)
     for n, asynchronous in ((0, False), (3, False), (40, True)):
         results = []
         for group in (ours, gloo):
@@ -151,15 +151,13 @@ def _sparse(r, transport):
         torch.testing.assert_close(*results)
 
 
-def test_sparse_all_reduce(pair, trio, quad):
-    pair(_sparse, "gloo")
-    quad(_sparse, "gloo")
-    pair(_sparse, "tcp")
-    trio(_sparse, "tcp")
+def test_sparse_all_reduce(pair, quad):
+    pair(_sparse)
+    quad(_sparse)
 
 
-def _functional_autograd(r, transport):
-    ours, gloo = _groups(r, transport)
+def _functional_autograd(r):
+    ours, gloo = _groups(r)
     results = []
     for group in (ours, gloo):
         x = values(torch.float32, 6 * r.size, r.rank).requires_grad_()
@@ -172,8 +170,6 @@ def _functional_autograd(r, transport):
         torch.testing.assert_close(a, b)
 
 
-def test_functional_collectives_with_gradients(pair, trio, quad):
-    pair(_functional_autograd, "gloo")
-    quad(_functional_autograd, "gloo")
-    pair(_functional_autograd, "tcp")
-    trio(_functional_autograd, "tcp")
+def test_functional_collectives_with_gradients(pair, quad):
+    pair(_functional_autograd)
+    quad(_functional_autograd)

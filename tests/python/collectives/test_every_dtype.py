@@ -34,8 +34,7 @@ DTYPES = (
 CODEC = "sym8:bucket=64"
 NAMED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "p2p")
 OPTIONS = {
-    "gloo": {},
-    "tcp": {"transport": "tcp"},
+    "exact": {},
     "policy": {"policy": "; ".join(f"{op}={CODEC}" for op in NAMED), "min_bytes": 0},
 }
 N = 6

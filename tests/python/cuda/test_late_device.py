@@ -34,10 +34,10 @@ OTHERS = (
 )
 
 
-def _compare(r, transport, several):
+def _compare(r, several):
     fake_cuda.begin()
     for train in several:
-        r.init("lowcomm", pg_options=lc.Options(trainings.POLICY, min_bytes=0, nccl=False, transport=transport))
+        r.init("lowcomm", pg_options=lc.Options(trainings.POLICY, min_bytes=0, nccl=False))
         on_host, on_device = train(r.rank, "cpu"), train(r.rank, "cuda")
         for host, device in zip(on_host, on_device, strict=True):
             assert device.is_cuda, train
@@ -46,7 +46,6 @@ def _compare(r, transport, several):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("transport", ["gloo", "tcp"])
 @pytest.mark.parametrize("several", [DATA_PARALLEL, PIPELINES, OTHERS], ids=["data parallel", "pipelines", "others"])
-def test_the_weights_are_the_hosts(several, transport):
-    ranks.run_ranks(_compare, 2, transport, several, start="spawn", env=fake_cuda.ENV)
+def test_the_weights_are_the_hosts(several):
+    ranks.run_ranks(_compare, 2, several, start="spawn", env=fake_cuda.ENV)

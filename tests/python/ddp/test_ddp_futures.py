@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.futures import Future
 
-from torch_lowcomm.ddp.futures import after
+from torch_lowcomm.ddp.step import after
 
 FAKE = Path(__file__).parents[3] / "build" / "libfake_device.so"
 

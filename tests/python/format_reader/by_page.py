@@ -9,13 +9,12 @@ from torch.distributed import HashStore
 
 from format_reader.conversation import Peer
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_gloo
 
 TIMEOUT = timedelta(seconds=30)
 
 
-def _no_nccl(*_):
-    """The inner backend of devices on a machine without a GPU."""
+def no_nccl(*_):
+    """As on a machine without a GPU."""
     return None
 
 
@@ -26,7 +25,7 @@ def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tens
     def rank0() -> None:
         try:
             options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
-            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, _no_nccl)
+            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_nccl)
             part(backend, tensor)
             done.wait(30)
         except Exception as error:
@@ -34,7 +33,7 @@ def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tens
 
     thread = threading.Thread(target=rank0, daemon=True)
     thread.start()
-    return thread, errors, Peer(store, TIMEOUT), done
+    return thread, errors, Peer(store), done
 
 
 def ended(thread: threading.Thread, done: threading.Event) -> None:

@@ -39,7 +39,7 @@ def _hsdp(r, how):
         replicate={"keyword": BETWEEN, "next to": BETWEEN, "none": "none"}.get(how),
     )
     if how == "next to":
-        policy = lc.fsdp.replicas.backend_of(replicate).policy
+        policy = lc.fsdp.agreement.backend_of(replicate).policy
         assert policy == f"all_reduce={lc.codec(BETWEEN).spec}; broadcast={lc.codec('minmax8').spec}", policy
     lc.reset_stats()
     losses = train(r, model, STEPS)
@@ -84,7 +84,7 @@ def _mistakes(r):
     mesh = _mesh()
     model = make_model(mesh=mesh)
     group = mesh["replicate"].get_group()
-    backend = lc.fsdp.replicas.backend_of(group)
+    backend = lc.fsdp.agreement.backend_of(group)
     with pytest.raises(ValueError, match="foo4"):
         lc.fsdp.quantize(model, replicate="foo4")
     # One rank's mistake, a difference between replicas and one inside a shard's group: all ranks hear of it.

@@ -20,7 +20,7 @@ def _lose(r):
 
 
 def _later_ops(r):
-    """Ops that gloo would serve fail with the first cause, and do not wait for a peer."""
+    """Later ops fail with the first cause, and do not wait for a peer."""
     r.init("lowcomm", timeout_s=1000)  # the job's deadline is far less: whoever waits for it fails the test
     _lose(r)
     x = torch.ones(3)
@@ -78,10 +78,10 @@ def test_an_abort_breaks_an_agreement(pair, quad):
             assert re.search(r"aborted by the program of rank 0|gave the group up|[Cc]losed", message), message
 
 
-def _time_out_of_an_inner_op(r, how):
-    """Gloo's time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
-    policy = "all_gather=minmax8; broadcast=minmax8"  # all_reduce is gloo's
-    options = {"min_bytes": 0, "flight_record": 0, "transport": "gloo"}
+def _time_out(r, how):
+    """A time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
+    policy = "all_gather=minmax8; broadcast=minmax8"
+    options = {"min_bytes": 0, "flight_record": 0}
     r.init("lowcomm", pg_options=lc.Options(policy=policy, **options))
     x, ints = torch.ones(300), torch.ones(3, dtype=torch.int64)
     dist.all_reduce(ints)
@@ -92,7 +92,7 @@ def _time_out_of_an_inner_op(r, how):
         "own": lambda: dist.all_gather_into_tensor(torch.empty(300 * r.size), x),
         "message": lambda: dist.send(x, 1 - r.rank),
     }
-    cause = r"all_reduce failed on rank 0 of 2 \[op all_reduce, sequence 2,.*Timed out"
+    cause = r"all_reduce failed between rank 0 .* and rank 1 .*Timed out .*\[op all_reduce, sequence 2,"
     if r.rank == 0:
         with pytest.raises(dist.DistBackendError, match=cause):
             dist.all_reduce(ints)
@@ -113,12 +113,12 @@ def _time_out_of_an_inner_op(r, how):
 
 
 @pytest.mark.parametrize("how", ["exact", "coded"])
-def test_a_time_out_of_an_inner_op_ends_the_group(pair, how):
-    pair(_time_out_of_an_inner_op, how)
+def test_a_time_out_ends_the_group(pair, how):
+    pair(_time_out, how)
 
 
-def _mistake_in_an_inner_op(r):
-    """A call that gloo refuses, and a wait that is over before its op, end nothing."""
+def _mistake(r):
+    """A call that is refused, and a wait that is over before its op, end nothing."""
     import datetime
 
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
@@ -140,20 +140,20 @@ def _mistake_in_an_inner_op(r):
     assert torch.equal(out, torch.ones(300 * r.size))
 
 
-def test_a_mistake_in_an_inner_op_leaves_the_group_whole(pair):
-    pair(_mistake_in_an_inner_op)
+def test_a_mistake_leaves_the_group_whole(pair):
+    pair(_mistake)
 
 
-def _future_of_an_inner_op(r):
+def _future_of_an_exact_op(r):
     """The error that a future carries is the one that wait() raises."""
-    r.init("lowcomm", pg_options=lc.Options(transport="gloo"))
+    r.init("lowcomm")
     x = torch.ones(3)
     dist.all_reduce(x)
     if r.rank == 0:
         r.set_deadline(1.5)
         future = dist.all_reduce(x, async_op=True).get_future()
         with pytest.raises(
-            dist.DistBackendError, match=r"all_reduce failed on rank 0 .*sequence 2.*elapsed \d"
+            dist.DistBackendError, match=r"all_reduce failed between rank 0 .*sequence 2.*elapsed \d"
         ) as failure:
             future.wait()
         r.say("failed")
@@ -164,5 +164,5 @@ def _future_of_an_inner_op(r):
     return None
 
 
-def test_futures_of_inner_ops_carry_the_named_error(pair):
-    pair(_future_of_an_inner_op)
+def test_futures_of_exact_ops_carry_the_named_error(pair):
+    pair(_future_of_an_exact_op)

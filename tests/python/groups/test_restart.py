@@ -41,12 +41,8 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rendezvous", "transport"),
-    [(["--standalone"], "tcp"), (["--master-port", "port"], "gloo")],
-    ids=["standalone", "static"],
-)
-def test_workers_that_are_started_again_meet(tmp_path, rendezvous, transport):
+@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-port", "port"]], ids=["standalone", "static"])
+def test_workers_that_are_started_again_meet(tmp_path, rendezvous):
     """Each rank is killed once."""
     (tmp_path / "worker.py").write_text(WORKER)
     rendezvous = [str(ranks.free_port()) if word == "port" else word for word in rendezvous]
@@ -60,7 +56,7 @@ def test_workers_that_are_started_again_meet(tmp_path, rendezvous, transport):
         "--max-restarts",
         "2",
     ]
-    environment = {"LOWCOMM_TRANSPORT": transport, "OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
+    environment = {"OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
     status, out, err = ranks.run_command([*launch, "worker.py"], deadline_s=120, cwd=tmp_path, env=environment)
     assert status == 0, f"{out}\n{err}"
     assert sorted(re.findall("rank . is well", out)) == ["rank 0 is well", "rank 1 is well"]

@@ -31,7 +31,7 @@ def _outer_step(r):
     return lambda x: optimizer.step()
 
 
-# Of rank 0; rank 1 takes part in none of them. Each waits for rank 1, over tcp or gloo, by lowcomm's own code or by gloo's.
+# Of rank 0; rank 1 takes part in none of them. Each waits for rank 1.
 WAITS = {
     "all_reduce, exact": lambda x: dist.all_reduce(x),
     "all_reduce, coded": lambda x: dist.all_reduce(x.repeat(1000)),
@@ -69,8 +69,8 @@ def _once_it_waits(number):
     threading.Thread(target=send, daemon=True).start()
 
 
-def _interrupted(r, transport, name):
-    r.init(timeout_s=NEVER_S, pg_options=lc.Options(transport=transport, policy=POLICY, min_bytes=1000))
+def _interrupted(r, name):
+    r.init(timeout_s=NEVER_S, pg_options=lc.Options(policy=POLICY, min_bytes=1000))
     x = torch.ones(100)
     dist.all_reduce(x)
     wait = MADE[name](r) if name in MADE else WAITS[name]
@@ -95,22 +95,16 @@ def _interrupted(r, transport, name):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(
-    ("name", "transport"),
-    [
-        *((name, "tcp") for name in (*WAITS, *MADE)),
-        *((name, "gloo") for name in ("all_reduce, exact", "recv", "barrier")),
-    ],
-)
-def test_ctrl_c_ends_a_wait_and_tells_the_peer(name, transport):
-    own, peers = ranks.run_ranks(_interrupted, 2, transport, name, timeout=DEADLINE_S)
+@pytest.mark.parametrize("name", [*WAITS, *MADE])
+def test_ctrl_c_ends_a_wait_and_tells_the_peer(name):
+    own, peers = ranks.run_ranks(_interrupted, 2, name, timeout=DEADLINE_S)
     assert "KeyboardInterrupt" in own
     assert "KeyboardInterrupt" in peers
     assert "rank 0" in peers
 
 
-def _handled(r, transport, kind):
-    r.init(timeout_s=NEVER_S, pg_options=lc.Options(transport=transport, policy=POLICY, min_bytes=1000))
+def _handled(r, kind):
+    r.init(timeout_s=NEVER_S, pg_options=lc.Options(policy=POLICY, min_bytes=1000))
     store = dist.distributed_c10d._get_default_store()
     x = torch.ones(100_000 if kind == "coded" else 100)
     came = []
@@ -124,16 +118,14 @@ def _handled(r, transport, kind):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(
-    ("kind", "transport"), [("exact", "gloo"), ("coded", "tcp"), ("recv", "tcp"), ("recv", "gloo")]
-)
-def test_a_handler_that_raises_nothing_runs_while_the_wait_goes_on(kind, transport):
-    got = ranks.run_ranks(_handled, 2, transport, kind, timeout=DEADLINE_S)
+@pytest.mark.parametrize("kind", ["exact", "coded", "recv"])
+def test_a_handler_that_raises_nothing_runs_while_the_wait_goes_on(kind):
+    got = ranks.run_ranks(_handled, 2, kind, timeout=DEADLINE_S)
     assert got == [(1, pytest.approx(1 if kind == "recv" else 2)), (0, pytest.approx(1 if kind == "recv" else 2))]
 
 
-def _making(r, transport):
-    r.init(timeout_s=NEVER_S, pg_options=lc.Options(transport=transport))
+def _making(r):
+    r.init(timeout_s=NEVER_S)
     store = dist.distributed_c10d._get_default_store()
     if r.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,6 +139,5 @@ def _making(r, transport):
     return x[0].item()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
-def test_ctrl_c_ends_the_wait_for_a_peer_of_a_new_group(transport):
-    assert ranks.run_ranks(_making, 2, transport, timeout=DEADLINE_S) == [2, 2]
+def test_ctrl_c_ends_the_wait_for_a_peer_of_a_new_group():
+    assert ranks.run_ranks(_making, 2, timeout=DEADLINE_S) == [2, 2]

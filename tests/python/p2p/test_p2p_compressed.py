@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import values
 from compressed_by_hand import draw_key
+from group_check import exception_of
 from p2p_cases import FLOATS, init, neighbours, same, send_in_turn, stats, swap
 
 import torch_lowcomm as lc
@@ -130,7 +131,7 @@ def _works(r):
     for work in (receive, send, receive):
         assert work.wait()
         assert work.is_success()
-        assert work.exception() is None
+        assert exception_of(work) is None
     assert receive._source_rank() == left
     assert [t.data_ptr() for t in receive.result()] == [got.data_ptr()]
 

@@ -6,17 +6,17 @@ import time
 import pytest
 import torch.distributed as dist
 
+from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
 from torch_lowcomm.seed_replay.store.head import Head
-from torch_lowcomm.seed_replay.store.keys import RunStore
 from torch_lowcomm.seed_replay.store.log import RunLog
-from torch_lowcomm.seed_replay.store.pace import Pace
+from torch_lowcomm.seed_replay.store.member import Pace
 
 
 def _head(store):
-    keys = RunStore(dist.PrefixStore("lowcomm/replay", store.clone()), 10.0)
-    return Head(keys, RunLog(keys, 4), Founding(0, 0, (1, 2), 2, 1, False).commit())
+    keys = PatientStore(dist.PrefixStore("lowcomm/replay", store.clone()), 10.0)
+    return Head(keys, RunLog(keys, 4, Founding(0, 0, (1, 2), 2, 1, False)))
 
 
 def test_an_iteration_is_agreed_on_once(store):
@@ -44,7 +44,7 @@ def test_a_set_that_nobody_told_of_is_found(store):
 
 
 def test_values_of_any_size(store):
-    keys = RunStore(store.clone(), 10.0)
+    keys = PatientStore(store.clone(), 10.0)
     for size in (0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 9 << 20):
         value = os.urandom(size)
         keys.put_large("large", value, first=size)
@@ -54,8 +54,8 @@ def test_values_of_any_size(store):
         assert keys.find_large("large") is None
     assert keys.find_all(["one", "large/0"]) == [None, None]
     with pytest.raises(ValueError, match="one: expected less than 8388608 bytes, got 8388608"):
-        keys.put("one", bytes(8 << 20))
-    keys.put("one", b"1")
+        keys.set("one", bytes(8 << 20))
+    keys.set("one", b"1")
     assert keys.find_all(["one", "two"]) == [b"1", None]
 
 

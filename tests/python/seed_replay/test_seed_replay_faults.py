@@ -24,7 +24,7 @@ def _wait_for_posts(machine, count):
 def _signal_around(machine, phase, signum):
     """Has this process get a signal when it comes to a phase of iteration AT."""
     exchange, core = machine.exchange, machine.core
-    put, swap = exchange._store.put, exchange._store.swap
+    put, swap = exchange._store.set, exchange._store.swap
 
     def now(key, name):
         return core.iteration == AT and key.startswith(name)
@@ -52,7 +52,7 @@ def _signal_around(machine, phase, signum):
             hit()
         return value
 
-    exchange._store.put, exchange._store.swap = putting, swapping
+    exchange._store.set, exchange._store.swap = putting, swapping
     last = phase in ("before writing the set", "after writing the set", "after telling")
 
     def step():

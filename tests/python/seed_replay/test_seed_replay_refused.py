@@ -52,7 +52,7 @@ def _liar(r, port, how):
     machine = Machine(port, f"machine{r.rank}", min_machines=3).join()
     if r.rank == 2:
         exchange = machine.exchange
-        put = exchange._store.put
+        put = exchange._store.set
 
         def putting(key, value):
             if key.startswith("m") and machine.core.iteration == AT:
@@ -61,7 +61,7 @@ def _liar(r, port, how):
             else:
                 put(key, value)
 
-        exchange._store.put = putting
+        exchange._store.set = putting
     ended = end_together(r, machine, lambda m: m.core.iteration > AT + 1 and m.exchange.stats()["machines"] == 3)
     return *ended, machine.core.log, machine.exchange.stats()["void"]
 

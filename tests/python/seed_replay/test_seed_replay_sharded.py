@@ -225,7 +225,7 @@ def _refused(r, what):
     ("what", "said"),
     [
         ("columns", r"parameter '0.weight': expected Shard\(0\) on one dimension .*, got \(Shard\(dim=1\),\)"),
-        ("base", "base 'int8': expected a model that is not sharded"),
+        ("base", "base 'int8': expected whole parameters, got a shard of"),
         ("group", "group: expected one rank of each machine, got ranks .* of this one too"),
     ],
     ids=lambda value: value if len(value) < 12 else "",

@@ -14,8 +14,8 @@ from seed_replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
+from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay import StoreExchange
-from torch_lowcomm.seed_replay.store.keys import RunStore
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 
 DEADLINE_S = 120
@@ -105,7 +105,7 @@ def _away(r, port):
         for other in range(2):
             r.hear(f"ahead{other}", DEADLINE_S)
         kept = _kept(machine)
-        enter = machine.exchange._joiner.join
+        enter = machine.exchange._member.join
 
         def entering(core):
             machine.exchange._snapshots.finish(30)
@@ -114,7 +114,7 @@ def _away(r, port):
             r.say("looked")
             return enter(core)
 
-        machine.exchange._joiner.join = entering
+        machine.exchange._member.join = entering
         _wait_for_others(machine, 3)
         machine.step()
         r.say("back")
@@ -148,7 +148,7 @@ class Writer:
 
     def __init__(self, store, folder=None):
         self.store = store
-        self.snapshots = Snapshots(lambda: RunStore(PrefixStore("run", store.clone()), 20.0), 4, folder)
+        self.snapshots = Snapshots(lambda: PatientStore(PrefixStore("run", store.clone()), 20.0), 4, folder)
         self.forgot = []
 
     def write(self, iteration, fill=None):
@@ -169,14 +169,14 @@ class Writer:
 
         def clients():
             store = client()
-            put = store.put
+            put = store.set
 
             def putting(key, value):
                 if key == f"snapshot/{iteration}/{piece}":
                     then()
                 put(key, value)
 
-            store.put = putting
+            store.set = putting
             return store
 
         self.snapshots._client = clients
@@ -186,7 +186,7 @@ class Writer:
         """The iteration of what a machine gets that comes now."""
         weights = Weights(0, 0)
         self.snapshots.attach(lambda: b"", weights.load)
-        taken = self.snapshots.take(RunStore(PrefixStore("run", self.store.clone()), 20.0), weights, after=0)
+        taken = self.snapshots.take(PatientStore(PrefixStore("run", self.store.clone()), 20.0), weights, after=0)
         return weights.iteration if taken else None
 
 

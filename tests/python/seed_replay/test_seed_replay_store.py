@@ -15,9 +15,9 @@ import torch.distributed as dist
 from seed_replay_core import OPTIONS, Machine, end_together
 
 from torch_lowcomm import _C
+from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay import ReplayMismatch, StoreExchange
 from torch_lowcomm.seed_replay.store.commit import Commit
-from torch_lowcomm.seed_replay.store.keys import RunStore
 
 DEADLINE_S = 120
 PATIENT = {"lost_after_s": 10.0, "deadline_least_s": 20.0}  # nobody is dropped for being slow
@@ -338,7 +338,7 @@ def _stopped_at_the_store(r, port):
         time.sleep(0.5)
         dist.TCPStore("127.0.0.1", port, is_master=False).set("lowcomm/replay/late", "there")
         return
-    keys = RunStore(dist.PrefixStore("lowcomm/replay", dist.TCPStore("127.0.0.1", port, is_master=False)), 1.0)
+    keys = PatientStore(dist.PrefixStore("lowcomm/replay", dist.TCPStore("127.0.0.1", port, is_master=False)), 1.0)
     r.say("pid", os.getpid())
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     assert keys.wait_for("late", 1.0) in (None, b"there")

@@ -106,3 +106,13 @@ def apart(x, y):
     """‖x − y‖ / ‖y‖."""
     x, y = x.detach().double(), y.detach().double()
     return float((x - y).norm() / y.norm())
+
+
+def watch_input(gradients, block):
+    """Adds to a GradientSum the gradients of a block's input, which a boundary has where a pipeline is cut before it."""
+
+    def hook(_, inputs):
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(gradients.add)
+
+    block.register_forward_pre_hook(hook)

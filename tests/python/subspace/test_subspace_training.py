@@ -29,7 +29,7 @@ def _one_process(layers, stages, turn_every):
     model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK)
     optimizer = lc.SubspaceAdamW(model, lr=LR)
     seen = GradientSum()
-    seen.watch_input(model.blocks[layers - layers // stages])
+    case.watch_input(seen, model.blocks[layers - layers // stages])
     losses = []
     for step in range(STEPS):
         x, y = _batch(step)

@@ -4,47 +4,14 @@ import random
 import socket
 import struct
 
-from format_reader.frame import crc32c
+from format_reader.tcp import DEADLINE_S, DELIVERED, MESSAGE, hello, piece, received, record
 
 STORE = b"lowcomm's store "
-CARRIES = 2  # a flag of a hello
-MESSAGE, DELIVERED = 0, 1  # kinds of records
-DEADLINE_S = 30.0
-
-
-def hello(group, source, sink, channel=0, incarnation=0, received=0, flags=CARRIES):
-    """The 64 bytes."""
-    text = b"\nlowcom1" + struct.pack("<I16sIIIQQB3x", 1, group, source, sink, channel, incarnation, received, flags)
-    return text + struct.pack("<I", crc32c(text))
-
-
-def piece(body, received=0):
-    """A header and bytes of the stream."""
-    return struct.pack("<IIQ", len(body), 0, received) + body
-
-
-def record(kind, tag, number, size):
-    """A record's 24 bytes."""
-    return struct.pack("<IIQQ", kind, tag, number, size)
 
 
 def dial(port):
     """A connection to 127.0.0.1:`port`, with a deadline."""
     return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
-
-
-def received(connection, size):
-    """So many bytes; fewer where the connection ends."""
-    got = bytearray()
-    while len(got) < size:
-        try:
-            part = connection.recv(size - len(got))
-        except ConnectionError:
-            break
-        if not part:
-            break
-        got += part
-    return bytes(got)
 
 
 class Stream:

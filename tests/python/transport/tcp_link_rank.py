@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch_lowcomm as lc
 
 steps, seconds = int(sys.argv[1]), float(sys.argv[2])
-options = lc.Options(policy="all_reduce=sym8", min_bytes=0, transport="tcp")
+options = lc.Options(policy="all_reduce=sym8", min_bytes=0)
 dist.init_process_group("lowcomm", timeout=datetime.timedelta(seconds=seconds), pg_options=options)
 mine = torch.linspace(-1, 1, int(sys.argv[3]) if len(sys.argv) > 3 else 1 << 16) * (dist.get_rank() + 1)
 first = mine.clone()

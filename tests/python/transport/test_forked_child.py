@@ -18,14 +18,14 @@ DEADLINE_S = 90.0  # the harness's, which finds what hangs
 NEVER_S = 60 * DEADLINE_S
 
 
-def _init(r, transport, **options):
-    r.init(timeout_s=NEVER_S, pg_options=lc.Options(transport=transport, **options))
+def _init(r, **options):
+    r.init(timeout_s=NEVER_S, pg_options=lc.Options(**options))
     x = torch.ones(1000)
     dist.all_reduce(x)
 
 
 def _killed(r):
-    _init(r, "tcp")
+    _init(r)
     if r.rank == 1:
         if os.fork() == 0:
             time.sleep(2 * DEADLINE_S)
@@ -59,8 +59,8 @@ def _in_child(parent, peer, folder):
     dist.destroy_process_group()
 
 
-def _forks(r, transport, policy):
-    _init(r, transport, policy=policy, min_bytes=0)
+def _forks(r, policy):
+    _init(r, policy=policy, min_bytes=0)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -77,13 +77,12 @@ def _forks(r, transport, policy):
 
 
 @pytest.mark.parametrize("policy", ["", "all_reduce=minmax8; all_gather=minmax8; p2p=sym4"])
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
-def test_ops_of_a_child_are_refused_and_the_group_goes_on(transport, policy):
-    assert ranks.run_ranks(_forks, 2, transport, policy, timeout=DEADLINE_S) == [(0, 2)] * 2
+def test_ops_of_a_child_are_refused_and_the_group_goes_on(policy):
+    assert ranks.run_ranks(_forks, 2, policy, timeout=DEADLINE_S) == [(0, 2)] * 2
 
 
 def _ends(r):
-    _init(r, "tcp")
+    _init(r)
     child = os.fork()
     if child == 0:
         sys.exit(0)  # the interpreter is finalised, and the group with it
@@ -96,8 +95,8 @@ def test_a_child_ends_as_a_program_does():
     assert ranks.run_ranks(_ends, 2, timeout=DEADLINE_S) == [0, 0]
 
 
-def _loads(r, transport):
-    _init(r, transport)
+def _loads(r):
+    _init(r)
     total = torch.zeros(1)
     for batch in DataLoader(list(range(32)), batch_size=4, num_workers=2, multiprocessing_context="fork"):
         total += batch.sum()
@@ -106,6 +105,5 @@ def _loads(r, transport):
     return total.item()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
-def test_a_loader_with_workers_feeds_a_group(transport):
-    assert ranks.run_ranks(_loads, 2, transport, timeout=DEADLINE_S) == [sum(range(32))] * 2
+def test_a_loader_with_workers_feeds_a_group():
+    assert ranks.run_ranks(_loads, 2, timeout=DEADLINE_S) == [sum(range(32))] * 2

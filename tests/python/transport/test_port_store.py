@@ -34,7 +34,6 @@ def _meet(r, port, seconds):
 
 
 def _by_hand(r, port, by_environment, secret):
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if by_environment:
@@ -86,7 +85,7 @@ def test_three_ranks_meet_at_one_port(by_environment, secret):
 
 
 def _other_secret(r, port):
-    os.environ |= {"LOWCOMM_TRANSPORT": "tcp", "LOWCOMM_SECRET": secrets.token_urlsafe(32)}
+    os.environ |= {"LOWCOMM_SECRET": secrets.token_urlsafe(32)}
     with pytest.raises((dist.DistNetworkError, dist.DistBackendError, dist.DistStoreError)):
         _meet(r, port, seconds=8)
 
@@ -98,7 +97,6 @@ def test_another_secret_does_not_reach_the_store():
 
 def _long(r, port):
     """Values, and answers that are longer; some are asked for before they are there."""
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     _meet(r, port, seconds=60)
     store = dist.distributed_c10d._get_default_store()
     names = ["a", "b", "c"]
@@ -130,7 +128,6 @@ def test_long_values_and_longer_answers():
 
 def _cut(r, port, secret):
     """Rank 1 reaches rank 0 by a router that resets each connection."""
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if r.rank == 0:
@@ -161,7 +158,6 @@ def test_connections_that_are_reset_lose_no_request(secret):
 
 
 def _dies(r, port):
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if r.rank == 0:
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         store = _C.serve_store(timedelta(seconds=DEADLINE_S))
@@ -204,7 +200,6 @@ def test_what_is_wrong_is_named():
 
 def _served(r, port):
     """Rank 0 serves a store until rank 1 says that it is done."""
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if r.rank == 0:
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         store = _C.serve_store(timedelta(seconds=DEADLINE_S))

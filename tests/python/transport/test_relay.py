@@ -28,7 +28,6 @@ def relay():
 
 def _meet(r, relay, secret, alone):
     """`alone`: ranks that only dial; where there are two of them, at the relay."""
-    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if r.rank in alone:
@@ -61,7 +60,7 @@ def test_a_rank_that_only_dials_reaches_all_others():
 
 
 def _refused(r):
-    os.environ.update(LOWCOMM_TRANSPORT="tcp", LOWCOMM_DIAL_ONLY="1")
+    os.environ.update(LOWCOMM_DIAL_ONLY="1")
     with pytest.raises((ValueError, dist.DistBackendError), match="expected a relay between ranks 0 and 1"):
         r.init("lowcomm", timeout_s=20)
     os.environ["LOWCOMM_DIAL_ONLY"] = "yes"

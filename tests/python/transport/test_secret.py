@@ -16,7 +16,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from test_tcp import POLICY, SECRET, _results
+from test_tcp import SECRET
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -24,9 +24,39 @@ from torch_lowcomm import _C
 DEADLINE_S = 90.0
 ROOT = Path(__file__).parents[3]
 OTHER = "c0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
-OPTIONS = {"min_bytes": 0, "transport": "tcp"}
+OPTIONS = {"min_bytes": 0}
+POLICY = (
+    "all_reduce=sym4; all_gather=minmax8; reduce_scatter=qsgd8; all_to_all=sym4; broadcast=sym8; gather=sym4; p2p=sym4"
+)
 
 pytestmark = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
+
+
+def _results(r, n=70_001):
+    """Every op's result, of seeded tensors."""
+    torch.manual_seed(r.rank)
+    mine = torch.randn(n * r.size)
+    found = {"all_reduce": mine.clone(), "broadcast": mine.clone(), "all_to_all": torch.empty(n * r.size)}
+    dist.all_reduce(found["all_reduce"])
+    dist.broadcast(found["broadcast"], 1)
+    dist.all_to_all_single(found["all_to_all"], mine)
+    found["all_gather"] = torch.empty(n * r.size * r.size)
+    dist.all_gather_into_tensor(found["all_gather"], mine)
+    found["reduce_scatter"] = torch.empty(n)
+    dist.reduce_scatter_tensor(found["reduce_scatter"], mine)
+    gathered = [torch.empty(n * r.size) for _ in range(r.size)] if r.rank == 0 else None
+    dist.gather(mine, gathered)
+    found["gather"] = torch.cat(gathered) if gathered else torch.empty(0)
+    found["message"] = torch.empty(n * r.size)
+    to, of = (r.rank + 1) % r.size, (r.rank - 1) % r.size
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, mine, to), dist.P2POp(dist.irecv, found["message"], of)]
+    ):
+        work.wait()
+    with torch.no_grad():
+        found["half"] = mine.to(torch.bfloat16)
+    dist.all_reduce(found["half"])
+    return found
 
 
 def _equal(r, policy, connections):
@@ -149,10 +179,8 @@ def test_a_file_is_refused_by_name(tmp_path):
 def _combinations(r):
     """What a secret goes with, and that a process has one."""
     os.environ["LOWCOMM_SECRET"] = SECRET
-    with pytest.raises(ValueError, match=r'LOWCOMM_SECRET: expected transport="tcp" .* got \'gloo\''):
-        r.init("lowcomm", timeout_s=20)
     with pytest.raises(ValueError, match="nccl: expected None or False with LOWCOMM_SECRET, .* got True"):
-        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(nccl=True, transport="tcp"))
+        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(nccl=True))
     r.init("lowcomm", pg_options=lc.Options(**OPTIONS))
     os.environ["LOWCOMM_SECRET"] = OTHER
     what = "LOWCOMM_SECRET, LOWCOMM_SECRET_FILE: expected the secret of the groups that this process has, got another"

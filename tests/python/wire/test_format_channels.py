@@ -86,7 +86,9 @@ def test_changes_from_a_rank_that_follows_the_page():
     for visit in range(2):
         description, cut = samples.description(batch), plan(samples.layout(batch), CHUNK)
         head, text = peer.hear_announcement()
-        assert (head.sequence, text) == (visit + 1, f"flow=channel {CHANNEL}\nframes={len(cut)}\n{description}")
+        first_tag = 2**28 + 128 * visit
+        expected = f"flow=channel {CHANNEL}\nframes={len(cut)}\nfirst tag={first_tag}\n{description}"
+        assert (head.sequence, text) == (visit + 1, expected)
         segment = samples.layout(batch)[0].codec
         known = torch.tensor(np.concatenate([samples.slots.get(s, np.zeros(ELEMENTS, np.float16)) for s in batch]))
         change = activations(batch, visit).flatten() - known.float()
@@ -97,7 +99,7 @@ def test_changes_from_a_rank_that_follows_the_page():
             place = (frame.elements, frame.first, visit + 1, peer.epoch, CHANNEL, samples.versions_crc(batch))
             kind = (IDS[segment.name], segment.bits, 0, 1, 0, segment.bucket)
             frames.append((Header(b"LCMF", 2, 0, *kind, *place, fnv1a(description), len(payload), 0), payload))
-        peer.send_message(f"channel {CHANNEL}", frames)
+        peer.send_message(text, frames)
         values.append(samples.take(batch, cut, payloads))
     ended(thread, done)
     assert not errors

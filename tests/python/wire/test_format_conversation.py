@@ -1,35 +1,25 @@
 """A rank that the page's reader plays, in a group with a rank of the library: both gather the same numbers."""
 
-import gc
 import threading
-import time
-from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
+from format_reader.by_page import TIMEOUT, no_nccl
 from format_reader.conversation import Peer
 from format_reader.filling import Segment, cannot_be_cut, plan
 from format_reader.spec import IDS
 from torch.distributed import HashStore
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_gloo
-
-TIMEOUT = timedelta(seconds=30)
-
-
-def no_nccl(*args):
-    """As on a machine without a GPU."""
-    return None
 
 
 def gather(store, policy, x, into, chunk_bytes=65536):
     """Rank 0: the library."""
     try:
         options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=chunk_bytes, seed=11)
-        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, no_nccl)
+        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_nccl)
         y = torch.empty(2 * x.numel())
         backend._allgather_base(y, x).wait()
         into.update(y=y, backend=backend)
@@ -55,7 +45,7 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     store, spec, result = HashStore(), parse(text), {}
     rank0 = threading.Thread(target=gather, args=(store, f"all_gather={text}", x, result), daemon=True)
     rank0.start()
-    peer = Peer(store, TIMEOUT)
+    peer = Peer(store)
     assert peer.hello.split("\n")[:2] == ["wire_version=2", f"policy=all_gather={text}"]
     assert "chunk_bytes=65536\n" in peer.hello
     description, rounds = peer.gather(plan([Segment(0, n, spec)], 65536))
@@ -80,7 +70,7 @@ def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
     rank0 = threading.Thread(target=gather, args=(store, None, x, result, chunk_bytes), daemon=True)
     rank0.start()
     frames = plan([Segment(0, n, spec)], chunk_bytes)
-    _, rounds = Peer(store, TIMEOUT).gather(frames)
+    _, rounds = Peer(store).gather(frames)
     rank0.join(30)
     assert "error" not in result and not rank0.is_alive(), result
     assert [frame.payload_bytes for frame in frames] == [262144] * 4 + [151488]
@@ -92,32 +82,18 @@ def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
 
 def test_a_group_is_made_though_its_peer_has_left_it():
     """A rank that made its group first and left it fails the other one's first op, not the making of its group."""
-    store, gone, made = HashStore(), threading.Event(), {}
-    lanes = []
-
-    def slowly(store, rank, size, options, connections):
-        backend = make_gloo(store, rank, size, options, connections)
-        if connections is not None:
-            lanes.append(backend)
-            if len(lanes) == 2:
-                gone.wait(30)
-        return backend
+    store, made = HashStore(), {}
 
     def make():
         try:
-            made["group"] = _C.create_backend(store, 0, 2, _C.Options(), TIMEOUT, "left early", [0, 1], slowly, no_nccl)
+            made["group"] = _C.create_backend(store, 0, 2, _C.Options(), TIMEOUT, "left early", [0, 1], no_nccl)
         except Exception as error:
             made["error"] = error
 
     rank0 = threading.Thread(target=make, daemon=True)
     rank0.start()
-    peer = Peer(store, TIMEOUT)
-    del peer.host, peer.control, peer.bulk
-    gc.collect()
-    time.sleep(0.5)  # connections close
-    gone.set()
+    Peer(store).lanes.close()
     rank0.join(30)
-    lanes.clear()
     assert "error" not in made, made
     with pytest.raises(torch.distributed.DistBackendError, match="all_gather failed between rank 0 .* and rank 1"):
         made["group"]._allgather_base(torch.empty(2), torch.ones(1)).wait()

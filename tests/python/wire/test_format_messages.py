@@ -40,14 +40,14 @@ def test_a_message_from_a_rank_that_follows_the_page():
     description = f"dtype=int64\nelements={N}\ncodec=none\n"
     cut = plan([Segment(0, N, parse("none"))], 65536, 8)
     assert head.sequence == 1
-    assert text == f"flow=tag 3\nframes={len(cut)}\n{description}"
+    assert text == f"flow=tag 3\nframes={len(cut)}\nfirst tag={2**28}\n{description}"
     raw = x.numpy().tobytes()
     frames = []
     for frame in cut:
         payload = raw[8 * frame.first :][: frame.payload_bytes].ljust(frame.payload_bytes, b"\0")
         fields = (0, frame.elements, frame.first, 1, peer.epoch, 0, 0, fnv1a(description), len(payload), 0)
         frames.append((Header(b"LCMF", 2, 0, IDS["none"], 0, 0, 9, 0, *fields), payload))
-    peer.send_message("tag 3", frames)
+    peer.send_message(text, frames)
     ended(thread, done)
     assert not errors
     assert torch.equal(y, x)
@@ -87,7 +87,7 @@ def test_a_withdrawal_is_answered_and_the_block_begins_anew():
 
     thread, errors, peer, done = with_library("", part, x)
     description = "dtype=float32\nelements=100\nsamples=\nmemory=\ncodec=none\n"
-    unsent = peer.expect_message("channel 8192", description, [400])
+    unsent = peer.expect_message("channel 8192", description, 1)
     peer.tell("withdrawn=2\nperiod=0\nwhy=a page\\nhas an end\n", 0)
     ((header, payload),) = unsent()
     assert (header.kind, header.sequence) == (1, 1)
@@ -97,7 +97,7 @@ def test_a_withdrawal_is_answered_and_the_block_begins_anew():
     assert text == "withdrawn=2\nperiod=0\nwhy=a page\\nhas an end\n"
     # Of the next period: the message that was answered by an error frame has been counted, the one left behind has not.
     for channel, number in ((8192, 2), (8193, 1)):
-        ((header, payload),) = peer.expect_message(f"channel {channel}", description, [400])()
+        ((header, payload),) = peer.expect_message(f"channel {channel}", description, 1)()
         assert (header.kind, header.sequence, header.channel) == (0, number, channel)
         assert payload[:400] == x.numpy().tobytes()
     ended(thread, done)

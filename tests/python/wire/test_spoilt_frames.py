@@ -7,17 +7,19 @@ ranks send the same sizes), spoilt. Rank 0 or both live ranks get spoilt ones.
 import contextlib
 import re
 import struct
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from group_check import check_group
+from format_reader.by_page import no_nccl
+from format_reader.conversation import TAGS
+from format_reader.tcp import Lanes
 
-import torch_lowcomm as lc
+from torch_lowcomm import _C
 
 HEADER = 64
 ELEMENTS_AT, SEQUENCE_AT, SIZE_AT, CRC_AT = 16, 32, 56, 60
-FRAME_ROOM = 1 << 20
 CULPRIT = 2
 ELEMENTS = 20_000  # a rank: one frame
 
@@ -73,63 +75,46 @@ CORRUPTIONS = {
 FEW = ("payload bit", "truncated payload", "another op's")
 
 
-@contextlib.contextmanager
-def _lanes_kept():
-    """Gives the lane that carries a group's data, once a group was made inside."""
-    from torch_lowcomm import _create
-
-    lanes, made = {}, []
-    make = _create.make_gloo
-
-    def record(store, rank, size, options, connections):
-        backend = make(store, rank, size, options, connections)
-        if connections is not None and rank == CULPRIT:  # what is kept here stays open
-            lanes["bulk" if len(made) % 2 else "control"] = backend  # made in this order
-            made.append(backend)
-        return backend
-
-    _create.make_gloo = record
-    try:
-        yield lanes
-    finally:
-        _create.make_gloo = make
+def _join(store, size):
+    """The connections of a group whose every byte this rank speaks; it has the options of rank 0."""
+    store.set(f"lowcomm/hello/{CULPRIT}", store.get("lowcomm/hello/0"))
+    store.get("lowcomm/epoch")
+    return Lanes(store, CULPRIT, size)
 
 
-def _play(bulk, name, victims):
+def _play(lanes, name, victims):
     """The conversation of one op with both peers: its description, then its one data frame."""
-    for step in ("description", "data"):
-        frames = []
-        for peer in (0, 1):
-            buffer = torch.zeros(FRAME_ROOM, dtype=torch.uint8)
-            bulk.recv([buffer], peer, 0).wait()
-            (size,) = struct.unpack_from("<I", bytes(buffer[SIZE_AT : SIZE_AT + 4].tolist()))
-            frames.append(buffer[: HEADER + size].clone())
+    for n, step in enumerate(("description", "data")):
+        tag = TAGS + n
+        frames = [torch.frombuffer(bytearray(lanes.bulk[peer].receive(tag)), dtype=torch.uint8) for peer in (0, 1)]
         for peer, frame in enumerate(frames):
             if peer in victims and (step == "data" or name == "description"):
                 frame = _flip(frame, HEADER) if name == "description" else CORRUPTIONS[name][0](frame).contiguous()
-            with contextlib.suppress(RuntimeError):  # the other one was told by the first, and has gone
-                bulk.send([frame], peer, 0).wait()
+            with contextlib.suppress(OSError):  # the other one was told by the first, and has gone
+                lanes.bulk[peer].send(tag, frame.numpy().tobytes())
         if name == "description":
             return
 
 
 def _spoilt(r, name, op, policy, victims):
-    with _lanes_kept() as lanes:
-        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
-    check_group(r)
+    store = dist.FileStore(str(r.path("by hand")), r.size)
     if r.rank == CULPRIT:
-        _play(lanes["bulk"], name, victims)
+        lanes = _join(store, r.size)
+        _play(lanes, name, victims)
         for peer in (0, 1):
             r.hear(f"heard{peer}")
-        dist.destroy_process_group()
+        lanes.close()
         return
+    options = _C.Options(policy=policy, min_bytes=0)
+    group = _C.create_backend(store, r.rank, r.size, options, timedelta(seconds=20), "by hand", [0, 1, 2], no_nccl)
     gathers = op == "all_gather"
     mine = torch.randn(ELEMENTS * (1 if gathers else r.size), generator=torch.Generator().manual_seed(r.rank))
     kept = mine.clone()
     out = torch.full((ELEMENTS * (r.size if gathers else 1),), 7.0)
 
     def issue():
-        dist.all_gather_into_tensor(out, mine) if gathers else dist.reduce_scatter_tensor(out, mine)
+        work = group._allgather_base(out, mine) if gathers else group._reduce_scatter_base(out, mine)
+        work.wait()
 
     if r.rank not in victims:
         # Its own frames are whole, so this op may come to its end; the next one cannot.
@@ -149,7 +134,6 @@ def _spoilt(r, name, op, policy, victims):
     with pytest.raises(dist.DistBackendError, match=found):  # the connection's order is lost, so the group is over
         issue()
     r.say(f"heard{r.rank}")
-    dist.destroy_process_group()
 
 
 POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_scatter=qsgd4:bucket=64"}

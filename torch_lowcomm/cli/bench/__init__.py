@@ -43,10 +43,8 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Checks the arguments, then runs as a rank, or starts ranks on this machine.
-
-    Returns:
-        0; 1 if a result was wrong or a rank failed; 2 if an argument is wrong, which one line on stderr names.
+    """Checks the arguments, then runs as a rank, or starts ranks on this machine. Returns 0; 1 if a result was wrong or a
+    rank failed; 2 if an argument is wrong, which one line on stderr names.
     """
     launched = launch.launched()
     try:

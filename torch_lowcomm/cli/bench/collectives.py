@@ -1,18 +1,20 @@
 """The bench of one op: its arguments, and the run of one rank."""
 
 import argparse
-import dataclasses
 import os
+import re
 from pathlib import Path
 
 import torch.distributed as dist
 
 from torch_lowcomm._C import Codec, Options
-from torch_lowcomm.cli.bench import plot, report
+from torch_lowcomm.cli.bench import report
 from torch_lowcomm.cli.bench.measure import Bench, Plan
 from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, REDOPS, Operation
-from torch_lowcomm.cli.bench.sizes import bit_rate, byte_size, sweep
+from torch_lowcomm.cli.machine import heading
 
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = """\
 columns (N/A: torch has no such form of the op, it was not asked for, or it is not counted)
   size            bytes, as stated above
@@ -37,15 +39,6 @@ columns (N/A: torch has no such form of the op, it was not asked for, or it is n
                   busiest rank must send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame
   x peer          the peer's time / this time: above 1 is faster
 min ... x peer are of the first form measured. The exit status is 1 if any result is wrong, the peer's too."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The arguments of every rank: the plan, and the files that rank 0 writes."""
-
-    plan: Plan
-    json: Path | None
-    plot: Path | None
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
@@ -76,12 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
     add("--plot", type=Path, metavar="FILE", help="draw time and bus bandwidth against size; needs matplotlib")
 
 
-def prepare(arguments: argparse.Namespace) -> Job:
-    """Makes the job from the arguments.
-
-    Raises:
-        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
-    """
+def prepare(arguments: argparse.Namespace) -> Plan:
+    """Makes the plan from the arguments; a wrong one is a ValueError with its name, what was expected, and the value."""
     op = OPERATIONS[arguments.op]
     for name, value, among in (("-o", arguments.redop, REDOPS), ("-d", arguments.datatype, DTYPES)):
         if value not in among:
@@ -101,12 +90,12 @@ def prepare(arguments: argparse.Namespace) -> Job:
     if arguments.peer == "gloo" and os.environ.get("LOWCOMM_AS_GLOO") == "1":
         raise ValueError("--peer gloo: expected torch's gloo, got LOWCOMM_AS_GLOO=1, which puts lowcomm in its place")
     if arguments.plot:
-        plot.expect_matplotlib()
+        report.expect_matplotlib()
     policy = arguments.policy
     if arguments.codec is not None:
         policy = f"{op.key}={Codec(arguments.codec).spec}"
     Options(policy)  # raises for a wrong policy before ranks are started
-    plan = Plan(
+    return Plan(
         name=op.name,
         sizes=sweep(
             *map(byte_size, (arguments.minbytes, arguments.maxbytes, arguments.stepbytes)), arguments.stepfactor
@@ -121,13 +110,13 @@ def prepare(arguments: argparse.Namespace) -> Job:
         peer=arguments.peer,
         rate=bit_rate(arguments.rate) if arguments.rate else None,
         timeout_s=arguments.timeout,
+        json=arguments.json,
+        plot=arguments.plot,
     )
-    return Job(plan, arguments.json, arguments.plot)
 
 
-def run(job: Job) -> int:
+def run(plan: Plan) -> int:
     """Runs one rank; rank 0 prints, writes and draws. Returns the exit status, equal on all ranks."""
-    plan = job.plan
     bench = Bench(plan)
     first = dist.get_rank() == 0
     options = {
@@ -141,7 +130,7 @@ def run(job: Job) -> int:
     }
     title = f"torch_lowcomm bench {plan.op.name}"
     if first:
-        print(report.heading(title, **options), report.columns(), sep="\n", flush=True)
+        print(heading(title, **options), report.columns(), sep="\n", flush=True)
     rows = []
     for row in bench.rows():
         rows.append(row)
@@ -150,8 +139,38 @@ def run(job: Job) -> int:
     wrong = report.wrong_of(rows)
     if first:
         print(report.closing(rows), flush=True)
-        if job.json:
-            report.write_json(job.json, op=plan.op.name, options=options, rows=rows, wrong=wrong)
-        if job.plot:
-            plot.draw(rows, job.plot, title=f"{plan.op.name}, {bench.ranks} ranks, {bench.policy or 'exact'}")
+        if plan.json:
+            report.write_json(plan.json, op=plan.op.name, options=options, rows=rows, wrong=wrong)
+        if plan.plot:
+            report.draw(rows, plan.plot, title=f"{plan.op.name}, {bench.ranks} ranks, {bench.policy or 'exact'}")
     return 1 if wrong else 0
+
+
+def byte_size(text: str) -> int:
+    """Returns the bytes of a text such as "64M", above 0; K, M and G are powers of 1024, as in nccl-tests."""
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found or int(found[1]) == 0:
+        raise ValueError(f"expected a size above 0 in bytes such as 65536, 64K or 1M, got {text!r}")
+    return int(found[1]) * _BINARY[found[2].upper()]
+
+
+def bit_rate(text: str) -> float:
+    """Returns the bits a second of a text such as "100M" or "100Mbit", above 0; k, M and G are powers of 1000, as for links."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:bit(?:/s)?)?", text.strip(), re.IGNORECASE)
+    if not found or float(found[1]) == 0:
+        raise ValueError(f"expected a rate above 0 in bits a second such as 100M or 2.5Gbit, got {text!r}")
+    return float(found[1]) * _DECIMAL[found[2].lower()]
+
+
+def sweep(least: int, most: int, step: int, factor: int | None) -> list[int]:
+    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last, or, without one, `step` more."""
+    if least > most:
+        raise ValueError(f"expected -b no larger than -e, got {least} and {most} bytes")
+    if factor is not None and factor < 2:
+        raise ValueError(f"expected -f of at least 2, got {factor}")
+    if step < 1:
+        raise ValueError(f"expected -i of at least 1 byte, got {step}")
+    sizes = [least]
+    while (size := sizes[-1] * factor if factor else sizes[-1] + step) <= most:
+        sizes.append(size)
+    return sizes

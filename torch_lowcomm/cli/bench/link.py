@@ -11,16 +11,14 @@ columns
                  seconds / the time that they took. This leaves out TCP's start and the burst of a shaper
   a->b*, b->a*   goodput with both ways busy
 Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
-the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. With LOWCOMM_TRANSPORT=tcp every two
-ranks have a line on the connections of the backend itself.
+the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. Then every two ranks have a
+line on the connections of the backend itself.
 """
 
 import argparse
-import dataclasses
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,11 @@ import torch.distributed as dist
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm.cli.bench import report
 from torch_lowcomm.cli.bench.sockets import Connection, Listener
+from torch_lowcomm.cli.machine import heading
 from torch_lowcomm.groups import connections
 
 _PING_BYTES = 64
 _BLOCK_BYTES = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The arguments of every rank."""
-
-    seconds: float
-    skip: float
-    pings: int
-    interface: str | None
-    timeout_s: float
-    json: Path | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,24 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every round trip to FILE")
 
 
-def prepare(arguments: argparse.Namespace) -> Job:
-    """Makes the job from the arguments.
-
-    Raises:
-        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
-    """
+def prepare(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Returns the arguments; a wrong one is a ValueError with its name, what was expected, and the value."""
     if not 0 <= arguments.skip < arguments.seconds:
         raise ValueError(
             f"--skip: expected 0 or more and less than --seconds {arguments.seconds:g}, got {arguments.skip:g}"
         )
     if arguments.pings < 1:
         raise ValueError(f"--pings: expected at least 1, got {arguments.pings}")
-    return Job(
-        arguments.seconds, arguments.skip, arguments.pings, arguments.interface, arguments.timeout, arguments.json
-    )
+    return arguments
 
 
-def run(job: Job) -> int:
+def run(job: argparse.Namespace) -> int:
     """Runs one rank; rank 0 prints and writes. Returns the exit status."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks < 2:
@@ -82,8 +63,8 @@ def run(job: Job) -> int:
     first = rank == 0
     options = {"ranks": ranks, "seconds": job.seconds, "skip": job.skip, "pings": job.pings}
     if first:
-        print(report.heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
-    with Listener(rank, job.interface, job.timeout_s) as listener:
+        print(heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
+    with Listener(rank, job.interface, job.timeout) as listener:
         addresses = all_gather_json(listener.address)
         before = tcp_segments()
         rows = []
@@ -108,17 +89,13 @@ def run(job: Job) -> int:
     return 0
 
 
-def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: list[Any]) -> dict[str, Any]:
+def _pair(
+    job: argparse.Namespace, rank: int, a: int, b: int, listener: Listener, addresses: list[Any]
+) -> dict[str, Any]:
     """Measures two ranks and returns their row on all ranks."""
     mine: dict[str, Any] = {}
     if rank in (a, b):
-        peer = b if rank == a else a
-        meet: Callable[[], Connection] = (
-            (lambda: listener.accept(peer))
-            if rank == a
-            else (lambda: Connection.to(addresses[a], rank, a, job.timeout_s))
-        )
-        with meet() as link:
+        with listener.accept(b) if rank == a else Connection.to(addresses[a], rank, a, job.timeout) as link:
             mine = _measure(job, link, leads=rank == a)
     everyone = all_gather_json(mine)
     rtt = everyone[a]["rtt_us"]
@@ -138,7 +115,7 @@ def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: li
     }
 
 
-def _measure(job: Job, link: Connection, *, leads: bool) -> dict[str, Any]:
+def _measure(job: argparse.Namespace, link: Connection, *, leads: bool) -> dict[str, Any]:
     """Runs one end of a pair: round trips, then leader to follower, follower to leader, and both ways at once."""
     got: dict[str, Any] = {}
     ping = bytes(_PING_BYTES)
@@ -177,7 +154,7 @@ def _measure(job: Job, link: Connection, *, leads: bool) -> dict[str, Any]:
     return got
 
 
-def _fill(job: Job, link: Connection) -> None:
+def _fill(job: argparse.Namespace, link: Connection) -> None:
     """Sends blocks that begin with 1 for the given time, then one that begins with 0."""
     block = b"\x01" + bytes(_BLOCK_BYTES - 1)
     end = time.perf_counter() + job.seconds
@@ -186,7 +163,7 @@ def _fill(job: Job, link: Connection) -> None:
     link.send(bytes(_BLOCK_BYTES))
 
 
-def _drain(job: Job, link: Connection) -> float:
+def _drain(job: argparse.Namespace, link: Connection) -> float:
     """Receives such blocks; returns their goodput in Mbit/s without those of the first `skip` seconds."""
     start = time.perf_counter()
     since, counted = start, 0
@@ -236,7 +213,7 @@ def _ways(ways: list[list[dict[str, Any]]]) -> list[str]:
             ciphers = "/".join(sorted({one["cipher"] or "none" for one in found}))
             made = sum(one["times_made"] for one in found)
             lines.append(
-                f"# rank {rank}, rank {peer}: {len(found)} connections of transport tcp, made {made} times, "
+                f"# rank {rank}, rank {peer}: {len(found)} connections, made {made} times, "
                 f"least round trip {1e6 * least:.1f} us, congestion control {controls}, cipher {ciphers}"
             )
     return lines
@@ -248,13 +225,10 @@ _WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)
 def _columns() -> str:
     names = ("a", "b", "rtt", "min", "spread", "a->b", "b->a", "a->b*", "b->a*")
     units = ("", "", "(us)", "(us)", "(%)", *["(Mbit/s)"] * 4)
-    return "\n".join(
-        "#" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))[1:]
-        for cells in (names, units)
-    )
+    return "\n".join("#" + report.aligned(cells, _WIDTHS)[1:] for cells in (names, units))
 
 
 def _line(row: dict[str, Any]) -> str:
     rates = [f"{row[f'{way}_mbit_s']:.1f}" for way in ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")]
     cells = [row["a"], row["b"], f"{row['rtt_us']:.1f}", f"{row['rtt_min_us']:.1f}", f"{row['rtt_spread'] * 100:.0f}"]
-    return "".join(f"{cell:>{width}}" for cell, width in zip([*cells, *rates], _WIDTHS, strict=True))
+    return report.aligned([*cells, *rates], _WIDTHS)

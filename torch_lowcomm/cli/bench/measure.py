@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,25 +22,10 @@ _PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MT
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The measurement; the same on every rank.
-
-    Attributes:
-        name: Name of the op in `OPERATIONS`.
-        sizes: Sizes in bytes, as the op counts them.
-        dtype: Name in `DTYPES`.
-        redop: Name in `REDOPS`.
-        root: Root of a broadcast.
-        iterations: Timed calls of every size and form.
-        warm_up: Untimed calls before them.
-        checks: Checked calls.
-        policy: Policy of the measured group; None for the environment's.
-        peer: Backend to compare with, or None.
-        rate: Rate of the link, bits a second, or None.
-        timeout_s: Progress deadline of every group, seconds.
-    """
+    """The measurement, the same on every rank: a policy of None is the environment's; timeout_s is the progress deadline."""
 
     name: str
-    sizes: list[int]
+    sizes: list[int]  # bytes
     dtype: str
     redop: str
     root: int
@@ -48,8 +34,10 @@ class Plan:
     checks: int
     policy: str | None
     peer: str | None
-    rate: float | None
+    rate: float | None  # of the link, bits a second
     timeout_s: float
+    json: Path | None  # files that rank 0 writes
+    plot: Path | None
 
     @property
     def op(self) -> Operation:
@@ -58,11 +46,7 @@ class Plan:
 
 
 def count_of(plan: Plan, size: int, ranks: int) -> int:
-    """Returns the number of elements of a rank's part of `size` bytes, rounded down.
-
-    Raises:
-        ValueError: The size has less than one element for each part.
-    """
+    """Returns the number of elements of a rank's part of `size` bytes, rounded down; a part has one at least."""
     parts = 1 if plan.op.whole else ranks
     item = DTYPES[plan.dtype].itemsize
     if size < parts * item:
@@ -208,7 +192,12 @@ class Bench:
         checks = [rank["checks"][name] for rank in everyone]
         differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
         norm = sum(check["norm"] for check in checks)
-        needed = self._needed_bytes(case, self.codec if name == "lowcomm" else None)
+        # The payload in bytes that the busiest rank must send, however the op is done.
+        codec = self.codec if name == "lowcomm" else None
+        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
+        needed = case.op.pieces(self.ranks) * (
+            codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize
+        )
         ideal = needed * 8 / (self.plan.rate * _PAYLOAD_OF_A_FRAME) * 1e6 if self.plan.rate else None
         return {
             "time_us": median,
@@ -224,9 +213,3 @@ class Bench:
             "ideal_us": ideal,
             "share_of_ideal": ideal / median if ideal else None,
         }
-
-    def _needed_bytes(self, case: Case, codec: Codec | None) -> int:
-        """Returns the payload in bytes that the busiest rank must send, however the op is done."""
-        pieces = case.op.pieces(self.ranks)
-        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
-        return pieces * (codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize)

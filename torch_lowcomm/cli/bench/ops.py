@@ -85,17 +85,8 @@ OPERATIONS = {
 
 @dataclasses.dataclass
 class Case:
-    """One op at one size on one rank, with its tensors made.
-
-    Attributes:
-        op: The op.
-        form: `OUT_OF_PLACE` or `IN_PLACE`.
-        rank: This rank.
-        ranks: Number of ranks.
-        count: Elements of one rank's part (`Operation.whole`: of the tensor).
-        dtype: Dtype of the elements.
-        redop: Name of the reduction; ignored if the op has none.
-        root: Root of a broadcast.
+    """One op at one size on one rank, with its tensors made; `count` elements are a rank's part (`Operation.whole`: the
+    tensor).
     """
 
     op: Operation
@@ -151,10 +142,8 @@ class Case:
                 work.wait()
 
     def expected(self, codec: Codec | None) -> list[tuple[Tensor, ExpectedElements]]:
-        """Returns the pieces of this rank's result, 1-D, each with its expected value.
-
-        Args:
-            codec: Codec of the op's messages; None for exact.
+        """Returns the pieces of this rank's result, 1-D, each with its expected value; `codec` is that of the op's messages,
+        if any.
         """
         name, count = self.op.name, self.count
         everyone = range(self.ranks)

@@ -1,12 +1,12 @@
-"""The output of a bench: nccl-tests' table with further columns, and JSON."""
+"""The output of a bench: nccl-tests' table with further columns, JSON, and a plot."""
 
+import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_lowcomm.cli.machine import heading, machine, versions
-
-__all__ = ["closing", "columns", "first_form", "heading", "line", "write_json", "wrong_of"]
+from torch_lowcomm.cli.machine import machine, versions
 
 # (name, unit, width) of each column; a parser of the table reads names from the line that has "size".
 _FIRST = [("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 8), ("root", "", 6)]
@@ -29,8 +29,14 @@ def columns() -> str:
     form = sum(width for _, _, width in _FORM)
     lines = ["#" + " " * (sum(w for _, _, w in _FIRST) - 1) + f"{'out-of-place':>{form}}{'in-place':>{form}}"]
     all_columns = [*_FIRST, *_FORM, *_FORM, *_MORE]
-    lines += ["#" + "".join(f"{column[part]:>{column[2]}}" for column in all_columns)[1:] for part in (0, 1)]
+    widths = [width for _, _, width in all_columns]
+    lines += ["#" + aligned([column[part] for column in all_columns], widths)[1:] for part in (0, 1)]
     return "\n".join(lines)
+
+
+def aligned(cells: Sequence[Any], widths: Sequence[int]) -> str:
+    """Returns a line of cells at the right of their columns, N/A for None."""
+    return "".join(f"{'N/A' if cell is None else cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -57,8 +63,7 @@ def line(row: dict[str, Any]) -> str:
         _number(form["share_of_ideal"], ".1%").rstrip("%"),
         _number(form["times_peer"], ".2f"),
     ]
-    widths = [width for _, _, width in (*_FIRST, *_FORM, *_FORM, *_MORE)]
-    return "".join(f"{'N/A' if cell is None else cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return aligned(cells, [width for _, _, width in (*_FIRST, *_FORM, *_FORM, *_MORE)])
 
 
 def first_form(row: dict[str, Any]) -> dict[str, Any]:
@@ -68,15 +73,14 @@ def first_form(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def forms_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns all measurements of all rows, the peer's too."""
-    own = [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
-    return own + [form["peer"] for form in own if form["peer"]]
+    """Returns the group's measurements of all rows."""
+    return [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
 
 
 def closing(rows: list[dict[str, Any]]) -> str:
     """Returns the `#` lines under the rows, as in nccl-tests."""
     wrong = wrong_of(rows)
-    own = [row[form]["busbw_gb_s"] for row in rows for form in ("out_of_place", "in_place") if row[form]]
+    own = [form["busbw_gb_s"] for form in forms_of(rows)]
     return "\n".join(
         (
             "# Out of bounds values : "
@@ -88,7 +92,8 @@ def closing(rows: list[dict[str, Any]]) -> str:
 
 def wrong_of(rows: list[dict[str, Any]]) -> int | None:
     """Returns the number of wrong elements in all measurements, the peer's too; None if nothing was checked."""
-    found = [form["wrong"] for form in forms_of(rows) if form["wrong"] is not None]
+    own = forms_of(rows)
+    found = [form["wrong"] for form in (*own, *(form["peer"] for form in own)) if form and form["wrong"] is not None]
     return sum(found) if found else None
 
 
@@ -96,6 +101,46 @@ def write_json(path: Path, **content: Any) -> None:
     """Writes versions, machine and the content as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"versions": versions(), "machine": machine(), **content}, indent=1) + "\n")
+
+
+def expect_matplotlib() -> None:
+    """Raises ValueError if there is no matplotlib, before anything is measured."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot: expected matplotlib to be installed (pip install matplotlib), found none")
+
+
+def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Draws the median time, with a band down to the fastest call, and the bus bandwidth, of the group and its peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = [row["size_bytes"] for row in rows]
+    forms = {"lowcomm": [first_form(row) for row in rows]}
+    if forms["lowcomm"][0]["peer"]:
+        forms[forms["lowcomm"][0]["peer"]["backend"]] = [form["peer"] for form in forms["lowcomm"]]
+    figure, (times, widths) = pyplot.subplots(1, 2, figsize=(10, 4.2), dpi=140, layout="constrained")
+    for name, of in forms.items():
+        (drawn,) = times.plot(sizes, [form["time_us"] for form in of], marker="o", label=name)
+        times.fill_between(
+            sizes, [form["min_us"] for form in of], [form["time_us"] for form in of], alpha=0.2, color=drawn.get_color()
+        )
+        widths.plot(sizes, [form["busbw_gb_s"] for form in of], marker="o", label=name)
+    if forms["lowcomm"][0]["ideal_us"]:
+        times.plot(sizes, [form["ideal_us"] for form in forms["lowcomm"]], "k--", label="link, of lowcomm's bytes")
+    times.set_ylabel("median time (us), down to the fastest")
+    widths.set_ylabel("bus bandwidth (GB/s of exact bytes)")
+    for axes in (times, widths):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("size (bytes)")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    times.set_yscale("log")
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import struct
 import time
-from types import TracebackType
-from typing import Any
 
 _SIOCGIFADDR = 0x8915  # of Linux
 _TOKEN_BYTES = 16
 Address = tuple[str, int, str]  # IPv4, port, and what a caller must show
 
 
-class Connection:
+class Connection(contextlib.AbstractContextManager):
     """A TCP connection to one rank. Every wait ends after `timeout_s` without a byte, as a ConnectionError."""
 
     def __init__(self, made: socket.socket, rank: int, peer: int, timeout_s: float) -> None:
@@ -75,18 +74,11 @@ class Connection:
             f"({self._sent} bytes sent, {self._received} received)"
         )
 
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
-class Listener:
+class Listener(contextlib.AbstractContextManager):
     """A listening socket of this rank; `address` is what a peer needs to reach it."""
 
     def __init__(self, rank: int, interface: str | None, timeout_s: float) -> None:
@@ -97,44 +89,32 @@ class Listener:
         self.address: Address = (host, port, self._token.hex())
 
     def accept(self, peer: int) -> Connection:
-        """Accepts the connection of `peer`; it closes connections of strangers.
-
-        Raises:
-            ConnectionError: The connection did not come in time.
-        """
+        """Accepts the connection of `peer` within the deadline; it closes connections of strangers."""
         expected = self._token + struct.pack("<I", peer)
         end = time.monotonic() + self._timeout_s
         while (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
-                made = Connection(self._socket.accept()[0], self._rank, peer, left)
+                made = self._socket.accept()[0]
             except TimeoutError:
                 break
-            try:
-                if secrets.compare_digest(made.receive(len(expected)), expected):
-                    made.patience(self._timeout_s)
-                    return made
-            except ConnectionError:
-                pass
+            caller = Connection(made, self._rank, peer, left)
+            with contextlib.suppress(ConnectionError):
+                if secrets.compare_digest(caller.receive(len(expected)), expected):
+                    caller.patience(self._timeout_s)
+                    return caller
             made.close()
         raise ConnectionError(
             f"bench link: rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
             f"{self._timeout_s:g} s, got no connection"
         )
 
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
 def own_ip(interface: str | None) -> str:
-    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR.
-
-    Raises:
-        OSError: There is no such interface, or it has no IPv4 address.
-    """
+    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR."""
     interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         if interface:

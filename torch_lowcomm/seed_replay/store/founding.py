@@ -8,8 +8,7 @@ import time
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.store.commit import Commit
-from torch_lowcomm.seed_replay.store.join_requests import JoinRequest
-from torch_lowcomm.seed_replay.store.run import Run
+from torch_lowcomm.seed_replay.store.run import JoinRequest, Run
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # between looks at the machines that have come since; doubles
 
@@ -57,40 +56,31 @@ def found(run: Run, core: _C.SeedReplay, *, min_machines: int, timeout_s: float)
        latest iteration that a machine comes with; the machines that are behind replay that machine's log.
     3. The others read the founding.
 
-    Args:
-        run: The run.
-        core: The weights that this machine comes with, and their log.
-        min_machines: The least number of machines.
-        timeout_s: How long to wait for them.
-
     Raises:
-        TimeoutError: There were too few machines.
-        ConnectionError: The store is lost.
+        TimeoutError: There were too few machines for `timeout_s`.
     """
-    store, requests, names, beat, machine = run
+    store, machine = run.store, run.machine
     value = store.find("founded")
     if value is not None:
         return Founding.decode(value)
     log: bytes = core.log
     if log:
         store.put_large(f"earlier/{machine}", log, first=_C.ReplayRecords(log).first_iteration)
-    store.put(names.mail(machine), b"")
-    requests.send(JoinRequest(machine, names.of(machine), core.iteration, core.checksum(), len(log)))
+    run.ask(core.iteration, checksum=core.checksum(), earlier=len(log))
     deadline, wait_s, seen = time.monotonic() + timeout_s, _FIRST_WAIT_S, 0
     all_requests: list[JoinRequest] = []
     while value is None:
-        count = requests.count()
-        all_requests += requests.between(seen + 1, count)
+        count = int(store.find("asks") or 0)
+        all_requests += run.requests(seen + 1, count)
         seen = count
-        there = {request.machine: request for request in all_requests if request.name in beat.alive()}
+        there = {request.machine: request for request in all_requests if request.name in run.beat.alive()}
         if len(there) >= min_machines:
             value = store.set_first("founded", _proposal(list(there.values()), count).encode())
             break
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"seed replay: expected {min_machines} machines or more to begin with, got "
-                f"{sorted(a.name for a in there.values())} "
-                f"in {timeout_s:g} s"
+                f"{sorted(request.name for request in there.values())} in {timeout_s:g} s"
             )
         value = store.wait_for("founded", wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

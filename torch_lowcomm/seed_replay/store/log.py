@@ -1,12 +1,10 @@
 """A run's records at the store: the latest under a key each, earlier ones in chunks (PROTOCOL.md, "Log")."""
 
-import json
-
 from torch_lowcomm import _C
+from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.seed_replay.exchange import ReplayMismatch
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
-from torch_lowcomm.seed_replay.store.keys import RunStore
 
 
 class LogGap(RuntimeError):
@@ -27,13 +25,11 @@ class LogMoved(RuntimeError):
 class RunLog:
     """The keys `log/<iteration>`, `chunk/<n>` and `earlier/<machine>`.
 
-    Args:
-        store: The run's keys.
-        chunk: Number of iterations in a chunk; chunk n begins with iteration n·chunk, or with the run's first.
+    A chunk has `chunk` iterations; chunk n begins with iteration n·chunk, or with the run's first.
     """
 
-    def __init__(self, store: RunStore, chunk: int) -> None:
-        self._store, self._chunk = store, chunk
+    def __init__(self, store: PatientStore, chunk: int, founding: Founding) -> None:
+        self._store, self._chunk, self.founding = store, chunk, founding
         self._recent: dict[int, bytes] = {}  # records of up to two chunks
         self._packed: int | None = None  # number of the last chunk that this machine has packed
 
@@ -42,23 +38,22 @@ class RunLog:
         self._recent[commit.iteration] = commit.record
         self._recent.pop(commit.iteration - 2 * self._chunk, None)
 
-    def replay(self, core: _C.SeedReplay, founding: Founding, last: Commit, *, compare: bool = True) -> None:
-        """Applies all records from the core's iteration to that of a commit.
+    def replay(self, core: _C.SeedReplay, last: Commit, *, compare: bool = True) -> None:
+        """Applies all records from the core's iteration to that of the commit `last`.
 
-        Args:
-            core: The core that has the weights.
-            founding: How the run began.
-            last: The commit of the last record to apply.
-            compare: Whether to compare checksums at the ends of chunks; False where the machine that wrote a chunk may have
-                had the wrong weights.
+        Checksums are compared at the ends of chunks, unless the machine that wrote a chunk may have had the wrong weights
+        (`compare` False).
 
         Raises:
             LogGap: The log does not reach back so far.
-            ValueError: The run did not begin with these weights.
             ReplayMismatch: The other machines had other weights at the end of a chunk.
         """
+        founding = self.founding
         if core.iteration < founding.iteration:
-            self._apply_earlier(core, founding)
+            found = self._store.find_large(f"earlier/{founding.source}") if founding.earlier else None
+            if found is None or found[0]["first"] > core.iteration:
+                raise LogGap(core.iteration, founding.iteration if found is None else found[0]["first"])
+            _replay(core, found[1], found[0]["first"])
         if core.iteration == founding.iteration and (mine := core.checksum()) != founding.checksum:
             raise ValueError(
                 f"seed replay: expected the weights that the run has at iteration {founding.iteration}, with checksum "
@@ -67,20 +62,13 @@ class RunLog:
         while core.iteration <= last.iteration:
             self._apply_some(core, last, compare)
 
-    def _apply_earlier(self, core: _C.SeedReplay, founding: Founding) -> None:
-        found = self._store.find_large(f"earlier/{founding.source}") if founding.earlier else None
-        if found is None or found[0]["first"] > core.iteration:
-            raise LogGap(core.iteration, founding.iteration if found is None else found[0]["first"])
-        _replay(core, found[1], found[0]["first"])
-
     def _apply_some(self, core: _C.SeedReplay, last: Commit, compare: bool) -> None:
         """Applies the chunk that begins at the core's iteration; after the last chunk, the records that follow."""
         number = core.iteration // self._chunk
         if (number + 1) * self._chunk <= last.iteration + 1 and self._apply_chunk(core, number, compare):
             return
         end = min((number + 1) * self._chunk, last.iteration)
-        iterations = range(core.iteration, end)
-        values = self._store.find_all([f"log/{t}" for t in iterations])
+        values = self._store.find_all([f"log/{t}" for t in range(core.iteration, end)])
         if None in values:  # deleted meanwhile, which happens after the chunk was written
             if not self._apply_chunk(core, number, compare):
                 raise LogGap(core.iteration, None)
@@ -113,64 +101,59 @@ class RunLog:
         """Whether the iteration before `iteration` is the last one of a chunk."""
         return iteration % self._chunk == 0
 
-    def pack(self, core: _C.SeedReplay, founding: Founding) -> None:
+    def pack(self, core: _C.SeedReplay) -> None:
         """Writes the chunk that ends before the core's iteration, and earlier ones whose writer died before it wrote them.
 
         Raises:
             LogMoved: A record of these chunks has no key any more.
         """
         last = core.iteration // self._chunk - 1
-        first = founding.iteration // self._chunk
         missing = []
-        for number in range(last, first - 1, -1):
+        for number in range(last, self.founding.iteration // self._chunk - 1, -1):
             if number < last and (number == self._packed or not self._unpacked(number)):
                 break
             missing.append(number)
         for number in reversed(missing):
-            self._write(number, founding, core.checksum() if number == last else None)
+            self._write(number, core.checksum() if number == last else None)
         self._packed = last
-        self._forget(last - 1, founding)
+        self._forget_records(last - 1)
 
     def _unpacked(self, number: int) -> bool:
         """Whether a chunk is missing and its iterations are there. If they are not, it was packed and may have been deleted."""
         last = (number + 1) * self._chunk - 1
         return self._store.find(f"chunk/{number}") is None and self._store.find(f"log/{last}") is not None
 
-    def _write(self, number: int, founding: Founding, checksum: int | None) -> None:
-        begin = max(number * self._chunk, founding.iteration)
-        iterations = range(begin, (number + 1) * self._chunk)
+    def _iterations(self, number: int) -> range:
+        return range(max(number * self._chunk, self.founding.iteration), (number + 1) * self._chunk)
+
+    def _write(self, number: int, checksum: int | None) -> None:
+        iterations = self._iterations(number)
         absent = [t for t in iterations if t not in self._recent]
         values = dict(zip(absent, self._store.find_all([f"log/{t}" for t in absent]), strict=True))
         if None in values.values():  # they are deleted once they are in a chunk
             raise LogMoved(f"seed replay: chunk {number}: expected its iterations in the log at the store, got not all")
         records = [self._recent.get(t) or Commit.decode(values[t] or b"").record for t in iterations]
-        self._store.put_large(f"chunk/{number}", b"".join(records), first=begin, count=len(records), checksum=checksum)
+        told = {"first": iterations.start, "count": len(records), "checksum": checksum}
+        self._store.put_large(f"chunk/{number}", b"".join(records), **told)
 
-    def _forget(self, number: int, founding: Founding) -> None:
+    def _forget_records(self, number: int) -> None:
         """Deletes the iterations' keys of chunk `number` and of those before it: no machine that waits for one is so late.
 
         A chunk's first key is deleted last: if it is gone all are, and later machines need not look.
         """
-        while (end := (number + 1) * self._chunk) > founding.iteration:
-            begin = max(number * self._chunk, founding.iteration)
-            if self._store.find(f"log/{begin}") is None:
+        while iterations := self._iterations(number):
+            if self._store.find(f"log/{iterations.start}") is None:
                 return
-            self._store.delete_later([f"log/{t}" for t in reversed(range(begin, end))])
+            self._store.delete_later([f"log/{t}" for t in reversed(iterations)])
             number -= 1
 
-
-def forget_chunks(store: RunStore, before: int, chunk: int) -> None:
-    """Deletes the chunks that end before an iteration, the latest first: if one is gone, all earlier ones are."""
-    number = before // chunk - 1
-    while number >= 0 and (head := store.find(f"chunk/{number}")) is not None:
-        store.delete_large_later(f"chunk/{number}", json.loads(head)["bytes"])
-        number -= 1
-
-
-def forget_earlier(store: RunStore, founding: Founding) -> None:
-    """Deletes the records of the time before the founding."""
-    if founding.earlier and (head := store.find(f"earlier/{founding.source}")) is not None:
-        store.delete_large_later(f"earlier/{founding.source}", json.loads(head)["bytes"])
+    def forget(self, store: PatientStore, before: int) -> None:
+        """Deletes chunks that end before an iteration, the latest first: if one is gone, all earlier ones are."""
+        if self.founding.earlier:
+            store.delete_large_later(f"earlier/{self.founding.source}")
+        number = before // self._chunk - 1
+        while number >= 0 and store.delete_large_later(f"chunk/{number}"):
+            number -= 1
 
 
 def _replay(core: _C.SeedReplay, records: bytes, first: int) -> None:

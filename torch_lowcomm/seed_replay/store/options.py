@@ -48,11 +48,7 @@ class StoreExchangeOptions(OptionTable):
         return self.timeout.total_seconds()
 
     def expect(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ValueError: A number is out of its range.
-        """
+        """Raises ValueError where a number is out of its range."""
         self.expect_in_range()
         if self.snapshot_every % self.chunk:
             raise ValueError(

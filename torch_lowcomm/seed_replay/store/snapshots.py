@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
-from torch_lowcomm.seed_replay.store.keys import RunStore
+from torch_lowcomm.membership.patient_store import PatientStore
+from torch_lowcomm.seed_replay.checkpoint import write_whole
 
 
 class Snapshots:
@@ -17,17 +18,14 @@ class Snapshots:
     Several machines may write at a time, because a link may take longer than the run from one snapshot to the next.
     `compare_set` moves the key `snapshot` on, to later snapshots only.
 
-    Args:
-        client: Makes a client of the run's keys for the thread.
-        every: Iterations from one snapshot to the next; 0 for no snapshots.
-        folder: A folder that all machines share, for the weights; None: they go through the store.
+    The arguments are `StoreExchangeOptions.snapshot…`; `client` makes a client of the run's keys for the thread.
     """
 
-    def __init__(self, client: Callable[[], RunStore], every: int, folder: Path | None) -> None:
+    def __init__(self, client: Callable[[], PatientStore], every: int, folder: Path | None) -> None:
         self._client, self._every, self._folder = client, every, folder
         self._save: Callable[[], bytes] | None = None
         self._load: Callable[[bytes], None] | None = None
-        self._store: RunStore | None = None
+        self._store: PatientStore | None = None
         self._thread: threading.Thread | None = None
 
     def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
@@ -44,13 +42,10 @@ class Snapshots:
         """Whether a snapshot is to be made before an iteration."""
         return self._every > 0 and iteration % self._every == 0 and self._save is not None
 
-    def write(self, core: _C.SeedReplay, begun: int, forget: Callable[[RunStore, int], None]) -> None:
-        """Takes a snapshot, and puts it to the store or the folder while the caller goes on.
+    def write(self, core: _C.SeedReplay, begun: int, forget: Callable[[PatientStore, int], None]) -> None:
+        """Takes a snapshot, and puts it to the store or the folder while the caller goes on; then deletes what it replaces.
 
-        Args:
-            core: The core that has the weights.
-            begun: The run's first iteration at this store.
-            forget: Deletes the log before an iteration, by the client that it is given.
+        `begun` is the run's first iteration at this store. `forget` deletes the log before an iteration, by a client.
         """
         if self._save is None or (self._thread is not None and self._thread.is_alive()):
             return  # the link is slow, and one at a time is enough
@@ -66,7 +61,7 @@ class Snapshots:
             self._thread.join(timeout_s)
 
     def _write(
-        self, iteration: int, checksum: int, value: bytes, begun: int, forget: Callable[[RunStore, int], None]
+        self, iteration: int, checksum: int, value: bytes, begun: int, forget: Callable[[PatientStore, int], None]
     ) -> None:
         store = self._store
         assert store is not None
@@ -76,9 +71,7 @@ class Snapshots:
             if self._folder is None:
                 store.put_large(f"snapshot/{iteration}", value)
             else:
-                path = self._path(iteration)
-                path.with_suffix(".part").write_bytes(value)
-                path.with_suffix(".part").rename(path)
+                write_whole(self._path(iteration), lambda part: part.write_bytes(value))
             there = self._list(store, {"iteration": iteration, "checksum": checksum, "bytes": len(value)})
             if there is None:
                 logger.info("seed replay: no snapshot of iteration %d: there is a later one", iteration)
@@ -93,13 +86,13 @@ class Snapshots:
             logger.warning("seed replay: no snapshot of iteration %d: %s", iteration, error)
 
     @staticmethod
-    def _claim(store: RunStore, iteration: int) -> bool:
+    def _claim(store: PatientStore, iteration: int) -> bool:
         """Whether this machine writes the snapshot of an iteration: after a takeover two machines may think so."""
         mine = secrets.token_hex(8).encode()
         return store.set_first(f"snapshot/{iteration}/by", mine) == mine
 
     @staticmethod
-    def _list(store: RunStore, told: dict[str, int]) -> list[dict[str, int]] | None:
+    def _list(store: PatientStore, told: dict[str, int]) -> list[dict[str, int]] | None:
         """Lists a snapshot as the latest; returns those listed before it, or None if one of them is as late."""
         while True:
             value = store.find("snapshot") or b""
@@ -111,7 +104,7 @@ class Snapshots:
                 return there
 
     # ---- a machine that joins takes one ----
-    def take(self, store: RunStore, core: _C.SeedReplay, *, after: int) -> bool:
+    def take(self, store: PatientStore, core: _C.SeedReplay, *, after: int) -> bool:
         """Sets the core's weights to the latest snapshot; returns False if there is none of an iteration after `after`.
 
         A damaged one is warned of, and the one before it is taken.
@@ -143,14 +136,14 @@ class Snapshots:
             raise damaged
         return False
 
-    def _read(self, store: RunStore, iteration: int) -> bytes | None:
+    def _read(self, store: PatientStore, iteration: int) -> bytes | None:
         if self._folder is None:
             found = store.find_large(f"snapshot/{iteration}")
             return None if found is None else found[1]
         path = self._path(iteration)
         return path.read_bytes() if path.exists() else None
 
-    def _remove(self, store: RunStore, iteration: int, size: int) -> None:
+    def _remove(self, store: PatientStore, iteration: int, size: int) -> None:
         if self._folder is None:
             store.delete_large_later(f"snapshot/{iteration}", size)
         else:

@@ -31,4 +31,4 @@ def nccl_one(t):
     model(0, 0).backward()
     t.synchronize()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    return {"inner": "nccl" if t.cuda else "gloo"}
+    return {"inner": "nccl" if t.cuda else "none"}

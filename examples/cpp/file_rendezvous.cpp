@@ -1,4 +1,4 @@
-#include "transport/file_rendezvous.h"
+#include "file_rendezvous.h"
 
 #include <unistd.h>
 
