@@ -70,7 +70,10 @@ def _refused(r):
         r.init("lowcomm", timeout_s=5)
     del os.environ["LOWCOMM_CONGESTION"]
     os.environ["LOWCOMM_SOCKET_IFNAME"] = "no0"
-    with pytest.raises(ValueError, match="LOWCOMM_SOCKET_IFNAME: expected an interface with an address, got 'no0'"):
+    with pytest.raises(
+        ValueError,
+        match="LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected an interface with an address, got 'no0'",
+    ):
         r.init("lowcomm", timeout_s=5)
 
 
