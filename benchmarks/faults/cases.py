@@ -41,6 +41,8 @@ class Case:
     when: str
     size: int
 
+    alone = False  # other rows may run beside it
+
     @property
     def name(self) -> str:
         """Returns the text that `--only` matches: `all_reduce,compressed,kill -9,during,4`."""
@@ -60,11 +62,6 @@ class Case:
     def needs_lab(self) -> bool:
         """Whether links are slow: they are cut, or the fault is to come while bytes are on the way."""
         return self.fault in CUTS or (self.fault in SIGNALS and self.when == "during")
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other row may run beside it: none."""
-        return False
 
     @property
     def recovers(self) -> bool:

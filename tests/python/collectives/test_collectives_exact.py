@@ -163,7 +163,7 @@ def _functional_autograd(r):
         x = values(torch.float32, 6 * r.size, r.rank).requires_grad_()
         y = fcol.all_gather_tensor_autograd(x, 0, group)
         z = fcol.reduce_scatter_tensor_autograd(y * y, "sum", 0, group)
-        z.sum().backward()
+        z.backward(torch.ones_like(z))  # torch 2.11 refuses the strided gradient of a sum
         results.append((z.detach(), x.grad))
     for a, b in zip(*results, strict=True):
         assert r.size > 2 or torch.equal(bits(a), bits(b))
