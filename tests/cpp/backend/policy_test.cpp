@@ -209,10 +209,9 @@ TEST_F(OptionsTest, ReprShowsEveryField) {
             "flight_record=None, encode_on_device=None, nccl=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
-  EXPECT_EQ(
-      options.repr(),
-      "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, "
-      "flight_record=None, encode_on_device=None, nccl=None, timeout=None)");
+  EXPECT_EQ(options.repr(),
+            "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, "
+            "flight_record=None, encode_on_device=None, nccl=None, timeout=None)");
 }
 
 }  // namespace
