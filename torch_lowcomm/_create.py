@@ -1,5 +1,6 @@
 """Makes a backend for c10d, with NCCL where that is asked for, and logs what the group compresses."""
 
+import os
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torch_lowcomm import _C
+from torch_lowcomm._copies import FIELDS
 from torch_lowcomm._fresh_store import fresh_store
 from torch_lowcomm._log import logger
 from torch_lowcomm.codec import caution_of_policy
@@ -68,6 +70,14 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     )
     _announce(backend, o.group_rank, o.group_size)
     return backend
+
+
+def without_nccl(options: _C.Options | None) -> _C.Options:
+    """Options of a group that does not inherit NCCL from the default group: NCCL's watchdog ends a process that lost a peer."""
+    options = options if options is not None else _C.Options()
+    if options.nccl is not None or os.environ.get("LOWCOMM_NCCL"):
+        return options
+    return _C.Options(**{**{name: getattr(options, name) for name in FIELDS}, "nccl": False})
 
 
 def _announce(backend: Any, rank: int, size: int) -> None:

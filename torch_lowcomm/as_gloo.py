@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import create_backend
+from torch_lowcomm._create import create_backend, without_nccl
 from torch_lowcomm._log import logger
 
 
@@ -53,7 +53,7 @@ class _GlooStandIn(metaclass=_GlooLike):
         opts = SimpleNamespace(
             store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name, global_ranks_in_group=ranks
         )
-        options = _C.Options()
+        options = without_nccl(None)  # a script says "gloo" where ranks share a GPU, or NCCL cannot connect
         options._name = "gloo"  # scripts may look for this name in the backend and in the profiler's titles
         return create_backend(opts, options)
 

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup as BaseProcessGroup
 from torchft.process_group import ProcessGroupWrapper
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import create_backend
+from torch_lowcomm._create import create_backend, without_nccl
 
 _made = itertools.count()
 _CUSTOM = BaseProcessGroup.BackendType.CUSTOM
@@ -44,7 +44,7 @@ class ProcessGroupLowcomm(ProcessGroupWrapper):
         if options is not None and not isinstance(options, _C.Options):
             raise TypeError(f"options: expected torch_lowcomm.Options or None, got {type(options).__name__}")
         super().__init__(timeout)
-        self._options = options
+        self._options = without_nccl(options)
         self._backend: _C.LowcommBackend | None = None
         self._error: Exception | None = None
 

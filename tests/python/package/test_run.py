@@ -8,6 +8,7 @@ import ranks
 import torch
 
 import torch_lowcomm as lc
+from torch_lowcomm._create import without_nccl
 
 RUN = [sys.executable, "-m", "torch_lowcomm", "run"]
 
@@ -117,3 +118,12 @@ def test_what_later_torch_asks_of_gloo_is_passed_on(tmp_path):
     assert code == 0, text + err
     assert text.splitlines() == ["LowcommBackend"] * 3 + ["gloo itself was asked: True"], text
     assert err.count("a group that asks gloo for hostnames=['here'] is gloo's and not lowcomm's") == 1, err
+
+
+def test_groups_that_outlive_a_peer_do_not_inherit_nccl(monkeypatch):
+    assert without_nccl(None).nccl is False
+    asked = lc.Options("all_reduce=qsgd8", seed=3)
+    assert (without_nccl(asked).nccl, without_nccl(asked).policy, without_nccl(asked).seed) == (False, asked.policy, 3)
+    assert without_nccl(lc.Options(nccl=True)).nccl is True
+    monkeypatch.setenv("LOWCOMM_NCCL", "1")
+    assert without_nccl(None).nccl is None
