@@ -343,6 +343,14 @@ def _links(r, path):
     return done[0]
 
 
+def test_a_link_is_measured_on_the_interface_of_groups(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
+    assert sockets.own_ip(None) == "127.0.0.1"
+    monkeypatch.setenv("LOWCOMM_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(OSError, match="got 'nowhere0'"):
+        sockets.own_ip(None)
+
+
 @pytest.mark.later
 def test_links(trio, tmp_path):
     path = tmp_path / "link.json"

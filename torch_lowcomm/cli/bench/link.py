@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=3.0, metavar="S", help="seconds for which each direction is filled (3)")
     add("--skip", type=float, default=0.5, metavar="S", help="seconds of these that do not count, at the start (0.5)")
     add("--pings", type=int, default=200, metavar="N", help="round trips (200)")
-    add("--interface", metavar="NAME", help="network interface whose IPv4 address is used (GLOO_SOCKET_IFNAME's first)")
+    add("--interface", metavar="NAME", help="network interface whose IPv4 address is used (that of a group)")
     add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every round trip to FILE")
 
 

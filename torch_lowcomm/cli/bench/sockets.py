@@ -114,8 +114,9 @@ class Listener(contextlib.AbstractContextManager):
 
 
 def own_ip(interface: str | None) -> str:
-    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR."""
-    interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    """Returns the IPv4 address of an interface, else of the one that a group would use, else the one that reaches MASTER_ADDR."""
+    ours, gloo = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("LOWCOMM", "GLOO"))
+    interface = interface or ours or gloo.split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         if interface:
             import fcntl
