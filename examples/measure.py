@@ -19,12 +19,12 @@ def sent_in_messages() -> int:
 
 
 def sent_bytes(op: str) -> int:
-    """Returns the bytes that this rank has sent in all calls of op, over all lowcomm groups, frames included (not gloo's)."""
+    """Returns the bytes that this rank has sent in all calls of op, over all lowcomm groups, frames included."""
     return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
 def reduced_bytes() -> int:
-    """Returns the bytes that this rank has sent in all_reduces: own frames, and gloo's of exact ones (headers aside)."""
+    """Returns the bytes that this rank has sent in all_reduces: frames included (NCCL's without headers)."""
     ops = [group["all_reduce"] for group in lc.stats().values() if "all_reduce" in group]
     return sum((op["wire_bytes"] or 0) + op["inner_bytes"] for op in ops)
 

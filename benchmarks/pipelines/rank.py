@@ -41,7 +41,7 @@ def groups() -> dict[str, dist.ProcessGroup]:
 
 
 def sent_in_messages(group: dist.ProcessGroup) -> int:
-    """Bytes that lowcomm has sent in a group's messages, frames included; 0 where gloo carries them all."""
+    """Bytes that lowcomm has sent in a group's messages, frames included; 0 in a group of gloo."""
     if dist.get_backend(group) == "gloo":
         return 0
     ops = lc.stats(group)[group.group_name].items()

@@ -164,7 +164,9 @@ class PatientStore:
     @staticmethod
     def _expect_fits(key: str, value: str | bytes) -> None:
         if len(value) >= _LIMIT:
-            raise ValueError(f"{key}: expected less than {_LIMIT} bytes, got {len(value)}: too many estimates")
+            raise ValueError(
+                f"{key}: expected less than {_LIMIT} bytes, got {len(value)}, which a TCPStore cannot hold"
+            )
 
     def _get(self, key: str, seconds: float) -> bytes | None:
         self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
