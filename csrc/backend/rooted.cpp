@@ -39,19 +39,22 @@ WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::Broadcas
   TORCH_CHECK_VALUE(which < tensors.size(), "lowcomm: broadcast: expected a root tensor of 0...", tensors.size() - 1,
                     ", got ", opts.rootTensor);
   const at::Tensor& sent = tensors[which];
+  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, {sent});
+  const bool exact = codecs[0].id == CodecId::none;
+  const bool only_reads = exact && root == parts.group.rank;  // what others decode differs from what is encoded
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_VALUE(tensor.sizes() == sent.sizes() && tensor.options().type_equal(sent.options()),
                       "lowcomm: broadcast of several tensors: expected ", sent.scalar_type(), sent.sizes(), " on ",
                       sent.device(), ", got ", tensor.scalar_type(), tensor.sizes(), " on ", tensor.device());
-    checkOutput(kOp, tensor);
+    if (!only_reads || !tensor.is_same(sent)) checkOutput(kOp, tensor);
   }
-  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, {sent});
-  const bool exact = codecs[0].id == CodecId::none;
   auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts.issuer.queueOf(kOp, sent);
   buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, {tensors, codecs}));
   const WireElements elements(sent);
-  BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(sent, queue)};
+  // The root's schedule writes the bytes that it read.
+  void* data = only_reads ? const_cast<void*>(buffers->source(sent, queue)) : buffers->sourceAndTarget(sent, queue);
+  BroadcastMessage message{elements.count, codecs[0], elements.dtype, data};
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.is_same(sent)) buffers->copies_out.emplace_back(tensor, sent);
   }
