@@ -84,11 +84,11 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Te
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                      OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (as_one) {
-    buffers->run = [reduce = std::move(buffers->run), sum = tensors[0], results,
-                    kind = reduction.kind](OpContext& context) {
-      combine(sum, results, kind);
-      reduce(context);
-    };
+    buffers->run = asCaller(
+        [reduce = std::move(buffers->run), sum = tensors[0], results, kind = reduction.kind](OpContext& context) {
+          combine(sum, results, kind);
+          reduce(context);
+        });
     for (const at::Tensor& result : results)
       buffers->copies_out.emplace_back(result, tensors[0]);
   }

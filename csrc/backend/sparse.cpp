@@ -1,9 +1,8 @@
 // all_reduce of a sparse tensor in host memory:
 //   1. Ranks tell each other how many elements their coalesced tensors have.
 //   2. They gather each other's indices and values, in one exchange.
-//   3. Each adds the tensors up in rank order, so all have the same bits, and coalesces the sum.
+//   3. Each concatenates them in rank order and coalesces: all have the same bits.
 #include <ATen/ATen.h>
-#include <ATen/ThreadLocalState.h>
 
 #include <memory>
 #include <string>
@@ -47,23 +46,21 @@ at::Tensor sumOfRanks(OpContext& op, const at::Tensor& mine) {
   const Tensors counts = at::empty({op.size(), 1}, at::kLong).unbind();
   allGather(op, {gatherOf(count, counts, type, shape)});
 
+  int64_t most = 1;  // elements that a coalesced tensor can have
+  for (int64_t dimension = 0; dimension < mine.sparse_dim(); ++dimension)
+    most *= mine.size(dimension);
   Tensors all_indices(ranks), all_values(ranks);
   std::vector<int64_t> block = values.sizes().vec();
   for (size_t rank = 0; rank < ranks; ++rank) {
     const int64_t n = counts[rank].item<int64_t>();
-    TORCH_CHECK_WITH(DistBackendError, n >= 0 && n <= mine.numel(), "lowcomm: all_reduce of a sparse tensor: rank ",
-                     rank, ": expected 0 ... ", mine.numel(), " elements, got ", n);
+    TORCH_CHECK_WITH(DistBackendError, n >= 0 && n <= most, "lowcomm: all_reduce of a sparse tensor: rank ", rank,
+                     ": expected 0 ... ", most, " elements, got ", n);
     block[0] = n;
     all_indices[rank] = at::empty({indices.size(0), n}, indices.options());
     all_values[rank] = at::empty(block, values.options());
   }
   allGather(op, {gatherOf(indices, all_indices, "indices", shape), gatherOf(values, all_values, type, shape)});
-  at::Tensor sum;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    const at::Tensor part = at::sparse_coo_tensor(all_indices[rank], all_values[rank], mine.sizes(), mine.options());
-    sum = rank == 0 ? part : sum.add(part);
-  }
-  return sum.coalesce();
+  return at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values), mine.sizes(), mine.options()).coalesce();
 }
 
 }  // namespace
@@ -80,13 +77,11 @@ WorkPtr issueAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::Al
                     reduceOpName(opts.reduceOp));
   auto buffers = std::make_shared<OpBuffers>();
   const uint64_t sequence = ++parts.group.sequence;  // of both exchanges
-  auto state = std::make_shared<at::ThreadLocalState>();
-  buffers->run = [tensor = tensors[0], state](OpContext& context) {
-    at::ThreadLocalStateGuard restored(*state);
+  buffers->run = asCaller([tensor = tensors[0]](OpContext& context) {
     at::NoGradGuard no_grad;
     at::Tensor out = tensor;
     out.copy_(sumOfRanks(context, tensor.coalesce()));
-  };
+  });
   return parts.issuer.submit({c10d::OpType::ALLREDUCE, kOp, sequence, /*exact=*/true}, tensors, tensors, nullptr,
                              std::move(buffers));
 }
