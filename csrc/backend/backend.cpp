@@ -65,7 +65,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     }
     static std::atomic<uint64_t> groups{0};
     group.options->of_group = std::to_string(++groups);
-  } catch (const ValueError& error) {
+  } catch (const std::exception& error) {  // which NCCL may throw too
     refuseHandshake(rendezvous, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
@@ -186,9 +186,10 @@ void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
 }
 
 c10d::ErrorType LowcommBackend::getError() {
-  if (BackendPtr inner = parts_.backend.ifMade()) return inner->getError();
   Engine* engine = parts_.group.running();
-  return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  if (engine && !engine->endedWhy().empty()) return c10d::ErrorType::COMM_ERROR;
+  const BackendPtr inner = parts_.backend.ifMade();
+  return inner ? inner->getError() : c10d::ErrorType::SUCCESS;
 }
 
 // The following calls go to the inner backend; without one c10d's own answer reports that none exists.

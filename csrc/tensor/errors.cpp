@@ -57,7 +57,7 @@ std::exception_ptr asInnerError(std::exception_ptr error, const std::string& con
   } catch (const c10::NotImplementedError&) {
     return std::current_exception();
   } catch (const c10::DistBackendError& e) {
-    return std::current_exception();
+    return lost(e.what_without_backtrace(), /*fault=*/true);
   } catch (const c10::Error& e) {
     return lost(e.what_without_backtrace(), /*fault=*/false);
   } catch (const std::runtime_error& e) {

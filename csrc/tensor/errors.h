@@ -26,8 +26,9 @@ auto translated(F&& f) {
 }
 
 // An inner backend's error under lowcomm's name: DistBackendError with op, sequence, group and rank before its own
-// text, and what `ending` makes of the whole after it; `fault` tells an error of gloo's transport (a peer or the
-// network) from one of torch's checks. Errors that already are ValueError, TypeError or the like stay what they are.
+// text, and what `ending` makes of the whole after it; `fault` tells an error of a peer or the network (NCCL raises a
+// DistBackendError) from one of torch's checks. Errors that already are ValueError, TypeError or the like stay what
+// they are.
 std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context,
                                 const std::function<std::string(const std::string& message, bool fault)>& ending = {});
 
