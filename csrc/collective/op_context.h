@@ -164,8 +164,8 @@ inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
 // wait is over when the control lane is closed too.
 inline constexpr std::chrono::milliseconds kWordPatience{500};
 
-// Where the transport can close tags every op of the worker has its own, so that it can be given up: kOpTags of them on
-// each lane, by its sequence number. They are used anew after kTaggedOps ops.
+// Every op of the worker has tags of its own, so that it can be cancelled: kOpTags of them on each lane, by its
+// sequence number. They are used anew after kTaggedOps ops.
 inline constexpr uint32_t kOpTags = 64;
 inline constexpr uint32_t kTaggedOps = 1 << 22;
 inline constexpr uint32_t kAgreementTag = 0, kCountsTag = 2;  // among them, of the control lane
@@ -223,7 +223,7 @@ class OpContext {
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
   bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
 
-  // The first of an op's tags; 0 where the transport cannot close tags, and ops share theirs.
+  // The first of an op's tags.
   static uint32_t firstTag(uint32_t sequence);
 
   // This rank's number in the group.

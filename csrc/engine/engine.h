@@ -48,11 +48,10 @@ class Engine {
   // Cancels an op, for `why`, on all ranks that have not ended it: it fails with PeerRefusal, which names the rank and
   // the reason, and the group goes on. An op that runs ends at once, and may still succeed; a queued one ends with
   // `done` on the calling thread; on a peer it ends when the notice comes or the peer gets to the op. False if the op
-  // has ended, or was cancelled before. `sequence` is what submit() returned. ValueError if the transport cannot close
-  // tags, as gloo's.
+  // has ended, or was cancelled before. `sequence` is what submit() returned.
   bool cancel(uint32_t sequence, const std::string& why);
 
-  // As P2p::cancel and P2p::cancelAny; ValueError as above, false where the group is over.
+  // As P2p::cancel and P2p::cancelAny; false where the group is over.
   bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
   bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
 

@@ -51,7 +51,7 @@ struct OpNotice {
   Cancellation::Cause cause;
 };
 
-// Words of ops that ranks give up, over the control lane. Of a transport that can close tags.
+// Words of ops that ranks give up, over the control lane.
 // Thread-safe.
 class OpNotices {
  public:

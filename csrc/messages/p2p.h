@@ -94,7 +94,7 @@ class P2p {
   //    from there on it is a receive from that rank. Other offers are kept for the next such receive.
   void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
-  // Cancels a message, for `why`, on both ranks; `message` is of a tag, and the transport can close tags. Its other end
+  // Cancels a message, for `why`, on both ranks; `message` is of a tag. Its other end
   // fails when the cancel comes there or it is posted, and the flow's next message meets the next receive: both have
   // been counted. finish() throws PeerRefusal with the rank and the reason; a message in progress may still succeed.
   // False if the message is through, or was cancelled before. Does not wait.

@@ -6,9 +6,9 @@
 namespace lowcomm {
 
 // While it lives, thread-local state captured by the calling thread holds no Python object. Around every call of an
-// inner backend: gloo's worker may drop the last reference of a Work, and with it of the state captured for its
-// callbacks, after the interpreter is gone, and aborts the process. (A wholly fresh state would also lose no_grad and
-// the profiler.)
+// inner backend, and where an op is issued: a worker may drop the last reference of a Work, and with it of the state
+// captured for its callbacks, after the interpreter is gone, which aborts the process. (A wholly fresh state would also
+// lose no_grad and the profiler.)
 class NoPythonObjects {
  public:
   NoPythonObjects() : saved_(at::impl::ThreadLocalPythonObjects::get_state()) {
