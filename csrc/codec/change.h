@@ -39,10 +39,10 @@ void fetch(Elements x, uint64_t count);
 // to the last, each of piece() elements or any multiple of them, the last one of what is left.
 inline constexpr uint64_t kChangePiece = 4096;  // and the largest bucket that a delta's step holds
 
-// Made for one payload; used under FloatEnv.
-class ChangeEncoder {
+// Made for one payload, to encode it or to decode it; used under FloatEnv.
+class Change {
  public:
-  virtual ~ChangeEncoder() = default;
+  virtual ~Change() = default;
 
   virtual uint64_t piece() const { return kChangePiece; }
 
@@ -50,13 +50,6 @@ class ChangeEncoder {
   // refused: of this piece `after` is then without meaning, and in place Codec::encode would refuse the same elements
   // of x - after.
   virtual bool encode(const float* x, Elements before, State after, uint64_t count) = 0;
-};
-
-class ChangeDecoder {
- public:
-  virtual ~ChangeDecoder() = default;
-
-  virtual uint64_t piece() const { return kChangePiece; }
 
   // y = before + decoded; after = the same sum in the memory's type.
   virtual void decode(float* y, Elements before, State after, uint64_t count) = 0;
@@ -70,10 +63,10 @@ class ChangeCodec {
 
   // Arguments, checks and errors of Codec::encode and Codec::decode; float32. Null where these options have no such
   // loops. dst and src outlive what is made.
-  virtual std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                                       const Draws& draws) const = 0;
-  virtual std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                                       uint64_t count) const = 0;
+  virtual std::unique_ptr<Change> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                                const Draws& draws) const = 0;
+  virtual std::unique_ptr<Change> changeDecoder(std::span<const std::byte> src, uint64_t first,
+                                                uint64_t count) const = 0;
 };
 
 }  // namespace lowcomm

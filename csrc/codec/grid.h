@@ -91,10 +91,9 @@ class GridCodec final : public FloatCodec, public ChangeCodec {
   uint32_t stateVersion() const override { return version_; }
 
   // None of buckets that no piece holds, bucket=tensor among them.
-  std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                               const Draws& draws) const override;
-  std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                               uint64_t count) const override;
+  std::unique_ptr<Change> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                        const Draws& draws) const override;
+  std::unique_ptr<Change> changeDecoder(std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
 
  private:
   friend class GridDelta;

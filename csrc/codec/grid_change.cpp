@@ -98,7 +98,7 @@ void GridDelta::addStep(float* after, const float* m, uint64_t n) {
 }
 
 // A run's GridDelta for memories of every type.
-class GridChange final : public ChangeEncoder, public ChangeDecoder {
+class GridChange final : public Change {
  public:
   GridChange(const GridCodec& codec, GridDelta delta) : table_(codec.table()), delta_(std::move(delta)) {
     step_ = std::max<uint64_t>(kCached, codec.granularity());
@@ -137,8 +137,8 @@ class GridChange final : public ChangeEncoder, public ChangeDecoder {
   std::unique_ptr<float[]> memory_;
 };
 
-std::unique_ptr<ChangeEncoder> GridCodec::changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                                        const Draws& draws) const {
+std::unique_ptr<Change> GridCodec::changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                                 const Draws& draws) const {
   if (spec().bucket == kTensorBucket || spec().bucket > kChangePiece) return nullptr;
   begin(dst, DType::float32, first, count);
   const size_t meta = metaBytes(count);
@@ -146,8 +146,7 @@ std::unique_ptr<ChangeEncoder> GridCodec::changeEncoder(std::span<std::byte> dst
   return std::make_unique<GridChange>(*this, GridDelta(*this, dst.data(), first, count, draws));
 }
 
-std::unique_ptr<ChangeDecoder> GridCodec::changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                                        uint64_t count) const {
+std::unique_ptr<Change> GridCodec::changeDecoder(std::span<const std::byte> src, uint64_t first, uint64_t count) const {
   if (spec().bucket == kTensorBucket || spec().bucket > kChangePiece) return nullptr;
   checkRun(DType::float32, first);
   checkPayload(src, count);

@@ -78,10 +78,9 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
     return bytes;
   }
 
-  std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                               const Draws& draws) const override;
-  std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                               uint64_t count) const override;
+  std::unique_ptr<Change> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                        const Draws& draws) const override;
+  std::unique_ptr<Change> changeDecoder(std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
 
  private:
   friend class UnitChange;
@@ -263,7 +262,7 @@ class UnitCodec final : public FloatCodec, public ChangeCodec {
 };
 
 // Deltas: of parts of whole blocks where they are, of others gathered.
-class UnitChange final : public ChangeEncoder, public ChangeDecoder {
+class UnitChange final : public Change {
  public:
   UnitChange(const UnitCodec& codec, const UnitCodec::Payloads& payloads, const Draws& draws)
       : codec_(codec), table_(codec.table()), x_(codec.room()), m_(codec.room()) {
@@ -323,14 +322,13 @@ class UnitChange final : public ChangeEncoder, public ChangeDecoder {
   std::vector<float> x_, m_;
 };
 
-std::unique_ptr<ChangeEncoder> UnitCodec::changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
-                                                        const Draws& draws) const {
+std::unique_ptr<Change> UnitCodec::changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                                 const Draws& draws) const {
   if (spec().bucket > kChangePiece || !begin(dst, DType::float32, first, count)) return nullptr;
   return std::make_unique<UnitChange>(*this, cleared(dst, count), draws);
 }
 
-std::unique_ptr<ChangeDecoder> UnitCodec::changeDecoder(std::span<const std::byte> src, uint64_t first,
-                                                        uint64_t count) const {
+std::unique_ptr<Change> UnitCodec::changeDecoder(std::span<const std::byte> src, uint64_t first, uint64_t count) const {
   if (spec().bucket > kChangePiece || count == 0) return nullptr;
   checkRun(DType::float32, first);
   checkPayload(src, count);

@@ -66,35 +66,7 @@ std::vector<Layout> layoutsOf(const ScatterEntries& entries, const CodecSpec& co
   return layouts;
 }
 
-// Steps 3 and 4; SendSlices (collective/summer.h) has the first two.
-class SendSums final : public Phase {
- public:
-  SendSums(const OpContext& op, const RankPlans& slices, Summer& summer)
-      : rank_(op.rank()), own_(slices.of(op.rank())), summer_(summer) {
-    out.assign(op.size(), &own_);
-    in = slices.all();
-    same_to_all = true;
-  }
-
-  // A frame needs the shares of all its runs; a round in which this rank has no frame, those of the same round.
-  size_t readyAfter(size_t k) const override { return 1 + (k < own_.frames.size() ? own_.wholeWith(k) : k); }
-
-  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { summer_.encodeSums(k, payload); }
-
-  void absorb(size_t k, const Payloads& payloads) override {
-    for (size_t rank = 0; rank < payloads.size(); ++rank) {
-      const int owner = static_cast<int>(rank);
-      if (owner != rank_ && !payloads[rank].empty()) summer_.takeSums(owner, k, payloads[rank]);
-    }
-  }
-
- private:
-  const int rank_;
-  const MessagePlan& own_;
-  Summer& summer_;
-};
-
-// One message.
+// One message. `send_slices` takes steps 1 and 2, `send_sums` 3 and 4 (collective/summer.h).
 struct SlicedTensors {
   SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
       : entries(shareOut(message, op.size())),

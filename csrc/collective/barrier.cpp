@@ -13,8 +13,7 @@
 #include "collective/collectives.h"
 #include "collective/context.h"
 #include "collective/exchange.h"
-#include "transport/transport.h"
-#include "wire/frame.h"
+#include "collective/text_exchange.h"
 
 namespace lowcomm {
 namespace {
@@ -25,70 +24,40 @@ KeyValues descriptionOf(const OpContext& op) {
   return description;
 }
 
-// A frame each way between this rank and another.
-struct Greeting {
-  explicit Greeting(OpContext& op, int peer) : op(op), peer(peer) {}
+// The description of the op each way between this rank and another.
+TextExchange greeting(OpContext& op, int peer) {
+  return {op, peer, FrameKind::control, Lane::bulk, op.first_tag};
+}
 
-  void post() {
-    in = op.group.frames.take();
-    receiving =
-        op.begin(peer, [&] { return op.group.transport.irecv(Lane::bulk, peer, op.first_tag, BufferPool::span(in)); });
-  }
-
-  void say() {
-    out = op.group.frames.take();
-    const size_t bytes = sealText(out.get(), op.header(FrameKind::control), descriptionOf(op).text());
-    sending = op.begin(peer, [&] {
-      return op.group.transport.isend(Lane::bulk, peer, op.first_tag, BufferPool::span(out).first(bytes));
-    });
-    op.counters.wire_bytes += bytes;
-  }
-
-  // The bytes that came are the description of the same op, or the peer is blamed.
-  void check() {
-    op.attribute(peer, [&] {
-      const auto bytes = BufferPool::span(in);
-      const FrameHeader got = openFrame(bytes);
-      FrameHeader want = op.header(FrameKind::control);
-      want.payload_bytes = got.payload_bytes;
-      expectFrame(got, want);
-      const auto text = framePayload(bytes, got);
-      op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
-      expectSameFields(descriptionOf(op), op.rank(),
-                       KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()}), peer);
-    });
-  }
-
-  OpContext& op;
-  const int peer;
-  BufferPool::Buffer in, out;
-  std::unique_ptr<Transfer> receiving, sending;
-};
+// The peer has come to the same barrier, or is blamed. `doing` and `deadline` as OpContext::wait.
+void hear(OpContext& op, TextExchange& greeting, const char* doing, std::chrono::milliseconds deadline) {
+  const KeyValues theirs = greeting.hear(doing, deadline);
+  op.attribute(greeting.peer(), [&] { expectSameFields(descriptionOf(op), op.rank(), theirs, greeting.peer()); });
+}
 
 std::string milliseconds(std::chrono::milliseconds time) {
   return std::to_string(time.count()) + " ms";
 }
 
 // Rank 0's part. Its error texts are those of torch's monitored_barrier, which programs look for.
-void waitForRanks(OpContext& op, std::vector<Greeting>& ranks, std::chrono::milliseconds timeout, bool wait_all_ranks) {
+void waitForRanks(OpContext& op, std::vector<TextExchange>& ranks, std::chrono::milliseconds timeout,
+                  bool wait_all_ranks) {
   const auto end = op.start + timeout;
   std::string missing;
   int first = -1, count = 0;
-  for (Greeting& greeting : ranks) {
+  for (TextExchange& greeting : ranks) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
     if (left.count() <= 0 && !wait_all_ranks) {
-      op.fail(greeting.peer, "Rank 0 timed out in monitoredBarrier after " + milliseconds(timeout) +
-                                 " before it heard of all ranks: expected " + std::to_string(op.size() - 1) + ", got " +
-                                 std::to_string(greeting.peer - 1));
+      op.fail(greeting.peer(), "Rank 0 timed out in monitoredBarrier after " + milliseconds(timeout) +
+                                   " before it heard of all ranks: expected " + std::to_string(op.size() - 1) +
+                                   ", got " + std::to_string(greeting.peer() - 1));
     }
     try {
-      op.wait(*greeting.receiving, greeting.peer, "waiting for it to come to a monitored barrier", std::nullopt,
-              std::max(left, std::chrono::milliseconds(1)));
-      greeting.check();
+      hear(op, greeting, "waiting for it to come to a monitored barrier", std::max(left, std::chrono::milliseconds(1)));
     } catch (const TransferError& error) {
       if (error.kind == TransportError::Kind::cancelled) throw;
-      if (first < 0) first = greeting.peer;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(greeting.peer);
+      if (first < 0) first = greeting.peer();
+      missing += (missing.empty() ? "" : ", ") + std::to_string(greeting.peer());
       ++count;
       if (!wait_all_ranks) break;
     }
@@ -110,25 +79,23 @@ void monitoredBarrier(OpContext& op, std::chrono::milliseconds timeout, bool wai
   op.conversing = true;
   op.note([&](OpProgress::State& state) { state.description = descriptionOf(op).fields; });
   if (op.rank() == 0) {
-    std::vector<Greeting> ranks;
+    std::vector<TextExchange> ranks;
     for (int peer = 1; peer < op.size(); ++peer)
-      ranks.emplace_back(op, peer).post();
+      ranks.emplace_back(greeting(op, peer)).post();
     waitForRanks(op, ranks, timeout, wait_all_ranks);
-    for (Greeting& greeting : ranks)
-      greeting.say();
-    for (Greeting& greeting : ranks)
-      op.wait(*greeting.sending, greeting.peer, "answering in a monitored barrier");
+    for (TextExchange& rank : ranks)
+      rank.say(descriptionOf(op).text());
+    for (TextExchange& rank : ranks)
+      rank.settle("answering in a monitored barrier");
   } else {
-    Greeting greeting(op, 0);
-    greeting.post();
-    greeting.say();
+    TextExchange with_first = greeting(op, 0);
+    with_first.post();
+    with_first.say(descriptionOf(op).text());
     try {
       // Rank 0 judges by the time-out; another rank that gave up first would not hear who is missing.
       const std::chrono::milliseconds deadline(op.group.timeout_ms.load());
-      op.wait(*greeting.receiving, 0, "waiting for rank 0's answer in a monitored barrier", std::nullopt,
-              std::max(deadline, 2 * timeout));
-      greeting.check();
-      op.wait(*greeting.sending, 0, "coming to a monitored barrier");
+      hear(op, with_first, "waiting for rank 0's answer in a monitored barrier", std::max(deadline, 2 * timeout));
+      with_first.settle("coming to a monitored barrier");
     } catch (const TransferError& error) {
       throw TransferError("lowcomm: Rank " + std::to_string(op.rank()) +
                               " successfully reached monitoredBarrier, but received errors while waiting for send/recv "

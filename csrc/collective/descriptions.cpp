@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
-#include <memory>
 
 #include "base/error.h"
 #include "collective/context.h"
 #include "collective/exchange.h"
 #include "collective/plan.h"
-#include "wire/frame.h"
+#include "collective/text_exchange.h"
 
 namespace lowcomm {
 namespace {
@@ -24,14 +23,6 @@ uint32_t numberOf(const KeyValues& counts, const std::string& name) {
 }
 
 }  // namespace
-
-// The exchange of counts with one peer.
-struct Descriptions::CountExchange {
-  int peer;
-  BufferPool::Buffer out, in;
-  std::unique_ptr<Transfer> sending, receiving;
-  FrameCounts theirs = {};
-};
 
 Descriptions::Descriptions(OpContext& op, const Exchange& exchange, Conversation& conversation)
     : op_(op), exchange_(exchange), conversation_(conversation), differs_(op.size()) {}
@@ -77,7 +68,7 @@ std::optional<Descriptions::Difference> Descriptions::compare() {
     if (peer == op_.rank()) continue;
     const auto bytes = conversation_.takeDescription(peer);
     KeyValues theirs;
-    op_.attribute(peer, [&] { theirs = read(bytes); });
+    op_.attribute(peer, [&] { theirs = fieldsIn(op_, FrameKind::control, bytes); });
     try {
       expectSameFields(forPeer(peer), op_.rank(), theirs, peer);
     } catch (const WireError& error) {
@@ -88,59 +79,39 @@ std::optional<Descriptions::Difference> Descriptions::compare() {
   return first;
 }
 
-// A control frame of this op as text. Throws WireError.
-KeyValues Descriptions::read(std::span<const std::byte> bytes) const {
-  const FrameHeader got = openFrame(bytes);
-  FrameHeader want = op_.header(FrameKind::control);
-  want.payload_bytes = got.payload_bytes;
-  expectFrame(got, want);
-  const auto text = framePayload(bytes, got);
-  KeyValues values = KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
-  op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
-  return values;
-}
-
 void Descriptions::part(const std::string& reason) {
-  const std::vector<CountExchange> partings = exchangeCounts();
+  const std::map<int, FrameCounts> partings = exchangeCounts();
   const size_t bytes = sealText(conversation_.memoryOf(filler_), op_.header(FrameKind::error), reason);
-  for (const CountExchange& parting : partings) {
-    while (conversation_.sent(parting.peer) < parting.theirs.expected)
-      conversation_.send(filler_, parting.peer, bytes);
+  for (const auto& [peer, theirs] : partings) {
+    while (conversation_.sent(peer) < theirs.expected)
+      conversation_.send(filler_, peer, bytes);
   }
-  for (const CountExchange& parting : partings)
-    conversation_.ignore(parting.peer, parting.theirs.sent);
+  for (const auto& [peer, theirs] : partings)
+    conversation_.ignore(peer, theirs.sent);
 }
 
 // With every peer that differs, each of which does so with this rank among its own.
-std::vector<Descriptions::CountExchange> Descriptions::exchangeCounts() const {
-  GroupContext& group = op_.group;
-  std::vector<CountExchange> partings;
-  const uint32_t tag = op_.first_tag + kCountsTag;
+std::map<int, Descriptions::FrameCounts> Descriptions::exchangeCounts() const {
+  std::vector<TextExchange> peers;
   for (int peer = 0; peer < op_.size(); ++peer) {
     if (!differs_[peer]) continue;
-    CountExchange& p = partings.emplace_back(CountExchange{peer, group.frames.take(), group.frames.take(), {}, {}});
-    p.receiving =
-        op_.begin(peer, [&] { return group.transport.irecv(Lane::control, peer, tag, group.frames.span(p.in)); });
+    peers.emplace_back(op_, peer, FrameKind::control, Lane::control, op_.first_tag + kCountsTag).post();
   }
-  for (CountExchange& p : partings) {
+  for (TextExchange& peer : peers) {
     KeyValues mine;
-    mine.fields = {{"frames sent", std::to_string(conversation_.sent(p.peer))},
-                   {"frames expected", std::to_string(conversation_.posted(p.peer))}};
-    const size_t bytes = sealText(p.out.get(), op_.header(FrameKind::control), mine.text());
-    p.sending = op_.begin(p.peer, [&] {
-      return group.transport.isend(Lane::control, p.peer, tag, group.frames.span(p.out).first(bytes));
-    });
-    op_.counters.wire_bytes += bytes;
+    mine.fields = {{"frames sent", std::to_string(conversation_.sent(peer.peer()))},
+                   {"frames expected", std::to_string(conversation_.posted(peer.peer()))}};
+    peer.say(mine.text());
   }
-  for (CountExchange& p : partings) {
-    op_.wait(*p.receiving, p.peer, "waiting for its frame counts");
-    op_.wait(*p.sending, p.peer, "sending frame counts");
-    op_.attribute(p.peer, [&] {
-      const KeyValues counts = read(group.frames.span(p.in));
-      p.theirs = {numberOf(counts, "frames sent"), numberOf(counts, "frames expected")};
+  std::map<int, FrameCounts> theirs;
+  for (TextExchange& peer : peers) {
+    const KeyValues counts = peer.hear("waiting for its frame counts");
+    peer.settle("sending frame counts");
+    op_.attribute(peer.peer(), [&] {
+      theirs[peer.peer()] = {numberOf(counts, "frames sent"), numberOf(counts, "frames expected")};
     });
   }
-  return partings;
+  return theirs;
 }
 
 void Descriptions::settle() {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -53,11 +53,9 @@ class Descriptions {
     uint32_t sent = 0;      // by the one rank to the other
     uint32_t expected = 0;  // by the one rank from the other: receives that it has posted
   };
-  struct CountExchange;
 
   KeyValues forPeer(int peer) const;
-  KeyValues read(std::span<const std::byte> bytes) const;
-  std::vector<CountExchange> exchangeCounts() const;
+  std::map<int, FrameCounts> exchangeCounts() const;
 
   OpContext& op_;
   const Exchange& exchange_;

@@ -22,34 +22,8 @@
 namespace lowcomm {
 namespace {
 
-// Step 3; SendSlices (collective/summer.h) has the first two.
-class SumsToRoot final : public Phase {
- public:
-  SumsToRoot(const OpContext& op, const RankPlans& slices, Summer& summer, int root)
-      : own_(slices.of(op.rank())), summer_(summer), root_(root) {
-    const bool takes = op.rank() == root;
-    out = takes ? std::vector<const MessagePlan*>(op.size()) : onlyFor(root, op.size(), &own_);
-    in = takes ? slices.all() : std::vector<const MessagePlan*>(op.size());
-  }
-
-  size_t readyAfter(size_t k) const override { return 1 + (k < own_.frames.size() ? own_.wholeWith(k) : k); }
-
-  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { summer_.encodeSums(k, payload); }
-
-  void absorb(size_t k, const Payloads& payloads) override {
-    for (size_t rank = 0; rank < payloads.size(); ++rank) {
-      const int owner = static_cast<int>(rank);
-      if (owner != root_ && !payloads[rank].empty()) summer_.takeSums(owner, k, payloads[rank]);
-    }
-  }
-
- private:
-  const MessagePlan& own_;
-  Summer& summer_;
-  const int root_;
-};
-
-// One tensor. Of another rank than the root the sums of its own slice go through memory that is dropped.
+// One tensor. `send_slices` takes steps 1 and 2, `send_sums` 3 (collective/summer.h). Of another rank than the root the
+// sums of its own slice go through memory that is dropped.
 struct RootedSlices {
   RootedSlices(OpContext& op, const RootReduceMessage& message, const Reduction& reduction, int root)
       : shares(slicesOf(message.elements, CodecSpec{}, op.size())),
@@ -57,7 +31,7 @@ struct RootedSlices {
         slices(layouts(), message.dtype, op.chunkBytes(), op.size()),
         summer(makeSummer(op, nullptr, {slices, entries, message.dtype, {}, reduction, /*encoded_again=*/true})),
         send_slices(op, slices, *summer),
-        sums_to_root(op, slices, *summer, root) {}
+        send_sums(op, slices, *summer, root) {}
 
   ScatterEntries entriesOf(const OpContext& op, const RootReduceMessage& message, int root) {
     const size_t item = itemBytes(message.dtype);
@@ -90,7 +64,7 @@ struct RootedSlices {
   const RankPlans slices;
   const std::unique_ptr<Summer> summer;
   SendSlices send_slices;
-  SumsToRoot sums_to_root;
+  SendSums send_sums;
 };
 
 }  // namespace
@@ -108,7 +82,7 @@ void reduce(OpContext& op, const std::vector<RootReduceMessage>& messages, const
     op.counters.raw_bytes += tensor.slices.rawBytesToPeers(op.rank());
     if (op.rank() != root) op.counters.raw_bytes += tensor.slices.of(op.rank()).rawBytes();
     exchange.phases.push_back(&tensor.send_slices);
-    exchange.phases.push_back(&tensor.sums_to_root);
+    exchange.phases.push_back(&tensor.send_sums);
   }
   if (op.size() == 1) {  // nobody to send to
     for (size_t i = 0; i < messages.size(); ++i) {

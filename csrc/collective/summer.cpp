@@ -49,4 +49,25 @@ SendSlices::SendSlices(const OpContext& op, const RankPlans& slices, Summer& sum
   in.assign(op.size(), &slices.of(op.rank()));
 }
 
+SendSums::SendSums(const OpContext& op, const RankPlans& slices, Summer& summer, std::optional<int> root)
+    : rank_(op.rank()), own_(slices.of(rank_)), summer_(summer) {
+  const bool takes = !root || *root == rank_;
+  in = takes ? slices.all() : std::vector<const MessagePlan*>(op.size());
+  if (!root) {
+    out.assign(op.size(), &own_);
+    same_to_all = true;
+  } else if (takes) {
+    out.resize(op.size());
+  } else {
+    out = onlyFor(*root, op.size(), &own_);
+  }
+}
+
+void SendSums::absorb(size_t k, const Payloads& payloads) {
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    const int owner = static_cast<int>(rank);
+    if (owner != rank_ && !payloads[rank].empty()) summer_.takeSums(owner, k, payloads[rank]);
+  }
+}
+
 }  // namespace lowcomm

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -81,6 +82,24 @@ class SendSlices final : public Phase {
   void absorb(size_t k, const Payloads& payloads) override { summer_.absorb(k, payloads); }
 
  private:
+  Summer& summer_;
+};
+
+// The second phase of a reduction whose sums travel: each rank sends those of its slice to all others, or to `root`
+// alone.
+class SendSums final : public Phase {
+ public:
+  SendSums(const OpContext& op, const RankPlans& slices, Summer& summer, std::optional<int> root = {});
+
+  // A frame needs the shares of all its runs; a round in which this rank has no frame, those of the same round.
+  size_t readyAfter(size_t k) const override { return 1 + (k < own_.frames.size() ? own_.wholeWith(k) : k); }
+
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { summer_.encodeSums(k, payload); }
+  void absorb(size_t k, const Payloads& payloads) override;
+
+ private:
+  const int rank_;
+  const MessagePlan& own_;
   Summer& summer_;
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kTag = 1, kWordTag = 4;  // of the control lane: announcements have 3, ops 0 and 2
 constexpr size_t kMaxText = 4096, kMaxWord = 2 * kMaxErrorText + 64;  // every byte of a reason may be escaped
-constexpr std::chrono::milliseconds kSendPatience{200}, kTurn{50};
+constexpr std::chrono::milliseconds kSendPatience{200}, kTurn{50}, kPoll{1};
 
 }  // namespace
 
@@ -56,10 +56,7 @@ void NoticeBoard::send(const std::string& why, uint32_t sequence) {
   const auto deadline = OpContext::Clock::now() + kSendPatience;
   for (auto& transfer : sending_) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - OpContext::Clock::now());
-    try {
-      transfer->wait(std::max(left, std::chrono::milliseconds(1)));  // gloo takes 0 for no deadline
-    } catch (const TransportError&) {
-    }
+    isOver(*transfer, std::max(left, std::chrono::milliseconds(0)));
   }
 }
 
@@ -82,21 +79,21 @@ std::string NoticeBoard::read(int peer, std::chrono::milliseconds patience) {
 }
 
 std::string NoticeBoard::first(std::chrono::milliseconds patience) {
-  // All at once: a wait that times out closes every connection of a lane (gloo), those of peers who have spoken too.
-  std::mutex mutex;
-  std::string said;
-  std::vector<std::thread> listening;
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank()) continue;
-    listening.emplace_back([&, peer] {
-      const std::string text = read(peer, patience);
-      std::lock_guard<std::mutex> lock(mutex);
-      if (said.empty()) said = text;
-    });
+  const auto deadline = OpContext::Clock::now() + patience;
+  for (bool any = true; any && OpContext::Clock::now() < deadline;) {
+    any = false;
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      Transfer* receiving = watches_[peer].receiving.get();
+      if (!receiving) continue;
+      if (!isOver(*receiving, kPoll)) {
+        any = true;
+        continue;
+      }
+      std::string said = read(peer, std::chrono::milliseconds(0));
+      if (!said.empty()) return said;
+    }
   }
-  for (auto& thread : listening)
-    thread.join();
-  return said;
+  return "";
 }
 
 namespace {

@@ -89,10 +89,6 @@ std::string AnySourceMessage::text() const {
   return all.text();
 }
 
-bool AnySourceMessage::is(std::string_view text) {
-  return text.starts_with("wanted=") || text.starts_with("offered=");
-}
-
 AnySourceMessage AnySourceMessage::parse(std::string_view text) {
   const KeyValues all = KeyValues::parse(text);
   const bool offers = text.starts_with("offered=");
@@ -116,10 +112,6 @@ std::string CancelMessage::text() const {
   return all.text();
 }
 
-bool CancelMessage::is(std::string_view text) {
-  return text.starts_with("given up=");
-}
-
 CancelMessage CancelMessage::parse(std::string_view text) {
   const KeyValues all = KeyValues::parse(text);
   const auto field = [&](size_t i) { return i < all.fields.size() ? std::string_view(all.fields[i].first) : ""; };
@@ -130,10 +122,6 @@ CancelMessage CancelMessage::parse(std::string_view text) {
   return {numberIn("given up", all.fields[0].second),
           numberIn("number", all.fields[1].second),
           {static_cast<int>(numberIn("by", all.fields[2].second)), beginningOf(all.fields[3].second, kMaxErrorText)}};
-}
-
-bool Withdrawal::is(std::string_view text) {
-  return text.starts_with("withdrawn=");
 }
 
 Withdrawal Withdrawal::parse(std::string_view text) {
@@ -205,11 +193,12 @@ void AnnouncementBoard::receiveFrom(int peer) {
       if (!posted[i].receiving) throw *left;
       posted[i].receiving->wait(kForEver);
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
-      if (Withdrawal::is(text)) {
+      const std::string_view first = text.substr(0, text.find('='));  // the field that tells messages apart
+      if (first == "withdrawn") {
         handlers_.withdrawal(peer, Withdrawal::parse(text));
-      } else if (AnySourceMessage::is(text)) {
+      } else if (first == "wanted" || first == "offered") {
         handlers_.any_source(peer, AnySourceMessage::parse(text));
-      } else if (CancelMessage::is(text)) {
+      } else if (first == "given up") {
         handlers_.cancelled(peer, CancelMessage::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);

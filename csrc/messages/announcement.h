@@ -151,8 +151,6 @@ struct Withdrawal {
   std::string why;      // the first cause, kMaxErrorText bytes at most
 
   std::string text() const;
-  // Whether a text is one of these, and not an announcement's.
-  static bool is(std::string_view text);
   // Throws WireError.
   static Withdrawal parse(std::string_view text);
 };
@@ -164,8 +162,6 @@ struct AnySourceMessage {
   std::optional<uint32_t> offer;  // nothing: a question; else how many receives of the flow were announced since it
 
   std::string text() const;
-  // Whether a text is one of these.
-  static bool is(std::string_view text);
   // Throws WireError.
   static AnySourceMessage parse(std::string_view text);
 };
@@ -177,8 +173,6 @@ struct CancelMessage {
   Cancellation::Cause cause;  // of the rank that cancelled it first
 
   std::string text() const;
-  // Whether a text is one of these.
-  static bool is(std::string_view text);
   // Throws WireError.
   static CancelMessage parse(std::string_view text);
 };

@@ -12,31 +12,15 @@
 
 namespace lowcomm {
 
-// The wait for a sender, as a transfer: OpContext::wait counts it and describes its failure.
-class AnyRecv::SenderWait : public Transfer {
- public:
-  explicit SenderWait(AnyRecv& recv) : recv_(recv) {}
-
-  void wait(std::chrono::milliseconds deadline) override {
-    std::unique_lock<std::mutex> lock(recv_.mutex_);
-    const auto known = [&] { return recv_.message_ || recv_.error_ || recv_.lost_; };
-    if (!recv_.changed_.wait_for(lock, deadline, known)) {
-      throw TransportError(TransportError::Kind::timed_out, -1,
-                           "timed out waiting " + std::to_string(deadline.count()) + " ms for a sender");
-    }
-    if (recv_.error_) std::rethrow_exception(recv_.error_);
-    if (!recv_.message_) throw *recv_.lost_;
-  }
-
- private:
-  AnyRecv& recv_;
-};
-
 AnyRecv::AnyRecv(GroupContext& group, MessageFlow flow, Make make)
     : op(group, "recv with " + flow.name() + " from any rank", 0), flow(flow), make_(std::move(make)) {}
 
 std::shared_ptr<P2pRecv> AnyRecv::wait() {
-  SenderWait sender(*this);
+  ConditionWait sender(mutex_, changed_, -1, "a sender", [this] {
+    if (error_) std::rethrow_exception(error_);
+    if (!message_ && lost_) throw TransportError(*lost_);
+    return message_ != nullptr;
+  });
   op.wait(sender, -1, "waiting for a sender");
   std::lock_guard<std::mutex> lock(mutex_);
   return message_;

@@ -39,7 +39,6 @@ class AnyRecv {
 
  private:
   friend class P2p;
-  class SenderWait;
   void settle(std::shared_ptr<P2pRecv> message, std::exception_ptr error);
   void lose(const TransportError& why);
 

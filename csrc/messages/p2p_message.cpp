@@ -117,25 +117,6 @@ void P2pMessage::note(uint32_t expected_frames) const {
   });
 }
 
-// The wait for an announcement, as a transfer: OpContext::wait counts it and describes its failure.
-class P2pSend::AnnouncementWait : public Transfer {
- public:
-  explicit AnnouncementWait(P2pSend& message) : message_(message) {}
-
-  void wait(std::chrono::milliseconds deadline) override {
-    std::unique_lock<std::mutex> lock(message_.mutex_);
-    const auto known = [&] { return message_.announced_ || message_.refused_ || message_.left_ || message_.lost_; };
-    if (!message_.changed_.wait_for(lock, deadline, known)) {
-      throw TransportError(TransportError::Kind::timed_out, message_.peer,
-                           "timed out waiting " + std::to_string(deadline.count()) + " ms for it to be posted");
-    }
-    if (!message_.announced_ && !message_.refused_ && !message_.left_) throw *message_.lost_;
-  }
-
- private:
-  P2pSend& message_;
-};
-
 P2pSend::P2pSend(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,
                  const std::string& type_elements)
     : P2pMessage(group, true, peer, std::move(key), std::move(plan), type_name, type_elements) {
@@ -276,7 +257,11 @@ void P2pSend::lose(const TransportError& error) {
 }
 
 void P2pSend::wait() {
-  AnnouncementWait announced(*this);
+  ConditionWait announced(mutex_, changed_, peer, "it to be posted", [this] {
+    const bool known = announced_ || refused_ || left_;
+    if (!known && lost_) throw TransportError(*lost_);
+    return known;
+  });
   op.wait(announced, peer, "waiting for the receive of it");
   std::optional<TransportError> lost;
   bool left;

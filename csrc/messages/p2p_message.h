@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/codec.h"
@@ -16,6 +18,7 @@
 #include "collective/plan.h"
 #include "collective/source_sink.h"
 #include "messages/announcement.h"
+#include "transport/transport.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -47,6 +50,30 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 
 // planP2p() for segments, each with a codec of its own.
 MessagePlan planP2p(const Layout& layout, DType dtype, size_t chunk_bytes);
+
+// A wait for what another thread does, as a transfer: OpContext::wait counts it and describes its failure.
+template <class Known>
+class ConditionWait final : public Transfer {
+ public:
+  // `what` ends the text of a time-out: "a sender". `known` is called with the lock: whether it has been done; it may
+  // throw instead.
+  ConditionWait(std::mutex& mutex, std::condition_variable& changed, int peer, const char* what, Known known)
+      : mutex_(mutex), changed_(changed), peer_(peer), what_(what), known_(std::move(known)) {}
+
+  void wait(std::chrono::milliseconds deadline) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (changed_.wait_for(lock, deadline, known_)) return;
+    throw TransportError(TransportError::Kind::timed_out, peer_,
+                         "timed out waiting " + std::to_string(deadline.count()) + " ms for " + what_);
+  }
+
+ private:
+  std::mutex& mutex_;
+  std::condition_variable& changed_;
+  const int peer_;
+  const char* const what_;
+  const Known known_;
+};
 
 // One message between two ranks, under way from P2p::send or P2p::recv until P2p::finish.
 class P2pMessage {
@@ -111,7 +138,6 @@ class P2pSend : public P2pMessage {
 
  private:
   friend class P2p;
-  class AnnouncementWait;
   struct Outgoing {
     BufferPool::Buffer buffer;
     size_t bytes;

@@ -135,7 +135,6 @@ class P2p::Withdrawals {
   bool refuses(int peer, const MessageFlow& name);
 
  private:
-  class Wait;
   bool close(Block& block, const std::string& why);
   void tell(int peer, uint32_t number, Block& block);
   void answered(int peer, uint32_t number, Block& block);

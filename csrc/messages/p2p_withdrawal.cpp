@@ -13,27 +13,6 @@
 
 namespace lowcomm {
 
-// The wait for the peer's withdrawal, as a transfer: OpContext::wait counts it and describes its failure.
-class P2p::Withdrawals::Wait : public Transfer {
- public:
-  Wait(P2p& p2p, int peer, const Block& block) : p2p_(p2p), peer_(peer), block_(block) {}
-
-  void wait(std::chrono::milliseconds deadline) override {
-    std::unique_lock<std::mutex> lock(p2p_.mutex_);
-    const auto over = [&] { return block_.peer_closed || p2p_.lost_.contains(peer_); };
-    if (!p2p_.changed_.wait_for(lock, deadline, over)) {
-      throw TransportError(TransportError::Kind::timed_out, peer_,
-                           "timed out waiting " + std::to_string(deadline.count()) + " ms for its withdrawal");
-    }
-    if (!block_.peer_closed) throw p2p_.lost_.at(peer_);
-  }
-
- private:
-  P2p& p2p_;
-  const int peer_;
-  const Block& block_;
-};
-
 void P2p::Withdrawals::withdraw(int peer, uint32_t number, const std::string& why) {
   p2p_.board_.listen(peer);
   Block& block = this->block(peer, number);
@@ -131,7 +110,10 @@ void P2p::Withdrawals::resume(OpContext& op, int peer, uint32_t number) {
   withdraw(peer, number, "its messages begin anew");
   Block& block = this->block(peer, number);
   op.conversing = true;
-  Wait withdrawn(p2p_, peer, block);
+  ConditionWait withdrawn(p2p_.mutex_, p2p_.changed_, peer, "its withdrawal", [&] {
+    if (!block.peer_closed && p2p_.lost_.contains(peer)) throw TransportError(p2p_.lost_.at(peer));
+    return block.peer_closed;
+  });
   op.wait(withdrawn, peer, "waiting for its withdrawal");
   op.wait(*block.delivery.transfer, peer, "withdrawing");
   // Messages that no thread waits for; those that are being finished are removed by their threads.

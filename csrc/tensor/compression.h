@@ -104,18 +104,18 @@ class Compression {
   mutable std::optional<Unsettled> unsettled_;
 };
 
-// The error-feedback residual of one tensor. An op works on a copy, which replaces the residual only if the op
-// succeeds. One op at a time. Thread-safe.
+// The error-feedback residual of one tensor, for ops that each stand alone: an op works on a copy, which replaces the
+// residual only if the op succeeds. One op at a time. Thread-safe.
 class Residual {
  public:
   // Zeros, fp32, in host memory, of the tensor's shape.
-  explicit Residual(at::IntArrayRef shape);
+  explicit Residual(at::IntArrayRef shape) : state_(shape, 0, /*feedback=*/true, /*eight_bits=*/false, 0) {}
 
   // fp32 on the host. While an op is under way, what it was before.
-  at::Tensor value() const;
+  at::Tensor value() const { return state_.residual(); }
 
   // Replaces all elements. ValueError for another shape or while an op is under way.
-  void set(const at::Tensor& value);
+  void set(const at::Tensor& value) { state_.set(value.to(at::kFloat), std::nullopt); }
 
   // The copy for an op on a tensor of `numel` elements to work on. ValueError for another number, or while another op
   // is under way.
@@ -123,14 +123,10 @@ class Residual {
 
   // The op has ended.
   void commit();
-  void rollBack();
+  void rollBack() { state_.end(/*done=*/false); }
 
  private:
-  void expectIdle(const char* what) const;
-
-  mutable std::mutex mutex_;
-  at::Tensor value_, next_;
-  bool lent_ = false;
+  Compression state_;
 };
 
 }  // namespace lowcomm

@@ -71,9 +71,12 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex.
+  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex. `then`
+  // is called once, when the transfer has ended either way, on any thread. It may not call the transport, nor wait for
+  // a thread that does.
   virtual std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) = 0;
-  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) = 0;
+  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                          std::function<void()> then = {}) = 0;
 
   // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
   // handed over is touched after the return. Callable from any thread, any number of times.
@@ -88,11 +91,6 @@ class Transport {
 
   // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.
   virtual std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) = 0;
-
-  // irecv() with `then`, which is called once, when the transfer has ended either way, on any thread. It may not call
-  // the transport, nor wait for a thread that does.
-  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                          std::function<void()> then) = 0;
 
   // Before an op ends, and maybe the process with it: returns when the kernel has what peers are told of the messages
   // that came, which end their sends. Does not wait where other messages are before it, nor long for a connection that

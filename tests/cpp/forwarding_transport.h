@@ -19,9 +19,6 @@ class ForwardingTransport : public Transport {
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
     return inner_->isend(lane, peer, tag, data);
   }
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return inner_->irecv(lane, peer, tag, data);
-  }
   void cancel(Lane lane) override { inner_->cancel(lane); }
   void acknowledge() override { inner_->acknowledge(); }
   void closeTag(Lane lane, int peer, uint32_t tag) override { inner_->closeTag(lane, peer, tag); }

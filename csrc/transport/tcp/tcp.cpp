@@ -62,10 +62,6 @@ class TcpTransport final : public Transport {
     return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
 
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return irecv(lane, peer, tag, data, nullptr);
-  }
-
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
                                   std::function<void()> then) override {
     auto delivery = channel(lane, peer, tag).receive(tag, data, std::move(then));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "diloco/diloco.h"
+#include "engine_queue.h"
 #include "ranks_on_threads.h"
 #include "tensors.h"
 

@@ -157,7 +157,6 @@ TEST(AnySource, AnAbortEndsTheWait) {
 
 TEST(AnySource, WordsAreParsedBack) {
   for (const AnySourceMessage& word : {AnySourceMessage{{MessageFlow::Kind::tag, 9}, {}}, AnySourceMessage{{}, 12u}}) {
-    ASSERT_TRUE(AnySourceMessage::is(word.text()));
     const AnySourceMessage back = AnySourceMessage::parse(word.text());
     EXPECT_EQ(back.flow, word.flow);
     EXPECT_EQ(back.offer, word.offer);

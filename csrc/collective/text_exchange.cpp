@@ -1,0 +1,44 @@
+#include "collective/text_exchange.h"
+
+#include "collective/op_context.h"
+
+namespace lowcomm {
+
+KeyValues fieldsIn(OpContext& op, FrameKind kind, std::span<const std::byte> frame) {
+  const FrameHeader got = openFrame(frame);
+  FrameHeader want = op.header(kind);
+  want.payload_bytes = got.payload_bytes;
+  expectFrame(got, want);
+  const auto text = framePayload(frame, got);
+  op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
+  return KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
+}
+
+TextExchange::TextExchange(OpContext& op, int peer, FrameKind kind, Lane lane, uint32_t tag)
+    : op_(op), peer_(peer), kind_(kind), lane_(lane), tag_(tag) {}
+
+void TextExchange::post() {
+  in_ = op_.group.frames.take();
+  receiving_ = op_.begin(peer_, [&] { return op_.group.transport.irecv(lane_, peer_, tag_, BufferPool::span(in_)); });
+}
+
+void TextExchange::say(const std::string& text) {
+  out_ = op_.group.frames.take(kFrameHeaderBytes + text.size());
+  const size_t bytes = sealText(out_.get(), op_.header(kind_), text);
+  sending_ = op_.begin(
+      peer_, [&] { return op_.group.transport.isend(lane_, peer_, tag_, BufferPool::span(out_).first(bytes)); });
+  op_.counters.wire_bytes += bytes;
+}
+
+KeyValues TextExchange::hear(const char* doing, std::optional<std::chrono::milliseconds> deadline) {
+  op_.wait(*receiving_, peer_, doing, std::nullopt, deadline);
+  KeyValues theirs;
+  op_.attribute(peer_, [&] { theirs = fieldsIn(op_, kind_, BufferPool::span(in_)); });
+  return theirs;
+}
+
+void TextExchange::settle(const char* doing) {
+  op_.wait(*sending_, peer_, doing);
+}
+
+}  // namespace lowcomm
