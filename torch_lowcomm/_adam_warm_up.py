@@ -47,13 +47,7 @@ class WarmUp:
         state: Mapping[Any, Mapping[str, torch.Tensor]],
         names: Mapping[int, str],
     ) -> None:
-        """Compares m² with v̂ behind the warm-up, in steps ever further apart.
-
-        Args:
-            groups: Parameter groups.
-            state: "exp_avg" and "exp_avg_sq" of each parameter.
-            names: A parameter's name by its id().
-        """
+        """Compares m² with v̂ behind the warm-up, in steps ever further apart; `names` are the parameters' by their id()."""
         self._done += 1
         behind = self._done - self._steps
         if behind <= self._next or self._warned:
