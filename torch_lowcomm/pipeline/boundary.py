@@ -247,7 +247,6 @@ def where(number: int) -> str:
 
 
 def _way(number: int, *, gradients: bool) -> str:
-    """The name of one direction of a boundary in counters, records and errors."""
     return f"{'backward' if gradients else 'forward'} {where(number)}"
 
 
@@ -268,30 +267,21 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Receive:
-    """A posted receive, of a tensor on any device."""
+    """A posted receive of `tensor`, on any device, which has its values after wait()."""
 
     def __init__(self, channel: _C.BoundaryChannel, tensor: torch.Tensor, samples: Sequence[int]) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
         direct = tensor.device.type == "cpu" and tensor.is_contiguous()
         self._host = tensor if direct else _host_memory(tensor)
         self._message = channel.recv(self._host.detach(), samples)
-
-    @property
-    def name(self) -> str:
-        """As the message's."""
-        return self._message.name
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor, which has its values after wait()."""
-        return self._tensor
+        self.name: str = self._message.name
 
     def wait(self) -> None:
         """Blocks until the tensor is there."""
         self._message.wait()
-        if self._host is not self._tensor:
+        if self._host is not self.tensor:
             with torch.no_grad():
-                self._tensor.copy_(self._host, non_blocking=True)  # pinned: the host goes on to launch kernels
+                self.tensor.copy_(self._host, non_blocking=True)  # pinned: the host goes on to launch kernels
 
 
 Message = _C.ChannelMessage | Receive
