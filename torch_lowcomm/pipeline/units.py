@@ -51,7 +51,7 @@ _MANY = 64  # units over which what fills a payload up is nothing
 
 @functools.cache
 def _coded(codec: str, elements: int) -> int:
-    """Bytes of many units."""
+    """Bytes of `_MANY` units."""
     whole = _C.Codec(codec)
     if whole.spec.split(":")[0] in ("none", "fp16", "bf16", "logbyte", "log9"):
         return whole.encoded_bytes(_MANY * elements)
