@@ -13,21 +13,16 @@ _TIMES = 10
 
 
 class WarmUp:
-    """Checks that v is a mean of enough gradients, and warns where later gradients outgrow it.
-
-    Args:
-        steps: Exact steps.
-    """
+    """Checks that v is a mean of enough gradients in so many exact steps, and warns where later gradients outgrow it."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done, self._next = steps, 0, 0
         self._warned = False
 
     def expect_long_enough(self, beta2: float) -> None:
-        """Compares how many squared gradients count in v, (1 − β2ⁿ)(1 + β2) / (1 + β2ⁿ)(1 − β2) behind n steps.
+        """Raises ValueError where fewer than 3 squared gradients count in v after n steps.
 
-        Raises:
-            ValueError: They are fewer than 3.
+        They are (1 − β2ⁿ)(1 + β2) / (1 + β2ⁿ)(1 − β2).
         """
         decayed = beta2 ** max(1, self._steps)
         count = (1 - decayed) * (1 + beta2) / ((1 + decayed) * (1 - beta2))

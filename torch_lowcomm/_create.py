@@ -33,12 +33,8 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
 
     The default group takes options that are not set from the environment, then from the defaults. A later group takes them
     from the default group as it is now, its policy included, if that is a group of lowcomm. `dist_backend_opts` are c10d's
-    DistributedBackendOptions; None as `pg_options` is an `Options` with nothing set.
-
-    Raises:
-        TypeError: pg_options is neither an `Options` nor None.
-        ValueError: An option is wrong.
-        DistBackendError: Ranks differ in version or options, or one did not show up.
+    DistributedBackendOptions; None as `pg_options` is an `Options` with nothing set. Ranks that differ in version or options,
+    or of which one does not show up, are a DistBackendError.
     """
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
