@@ -19,10 +19,8 @@ _folder: Path | None = None
 
 
 def choose(folder: Path | None) -> None:
-    """Names the folder, which need not exist, for this process; None: nothing is kept, and nothing taken.
-
-    Raises:
-        ValueError: The tree has changes; one sentence.
+    """Names the folder, which need not exist, for this process; None: nothing is kept, and nothing taken. ValueError where the
+    tree has changes.
     """
     global _folder
     if folder and not report.commit().isalnum():

@@ -41,18 +41,9 @@ def run(
 ) -> list[Any]:
     """Calls `function(rank, init_method, **arguments)` in `ranks` processes on this machine, or takes what kept.py has of it.
 
-    Args:
-        function: Importable by name; its result must be JSON. `init_method` is a fresh file store's address.
-        ranks: Number of processes.
-        deadline_s: Seconds until the processes are ended and the run has failed.
-        plain_gloo: The ranks talk over torch's own gloo, whose exit is not waited for.
-        arguments: Passed on; picklable.
-
-    Returns:
-        What each rank returned, in rank order.
-
-    Raises:
-        RuntimeError: When a rank fails or the deadline passes; no process is left behind.
+    The function is importable by name, its arguments can be pickled, its result is JSON, and `init_method` is a fresh file
+    store's address. With `plain_gloo` the ranks talk over torch's own gloo, whose exit is not waited for. Returns the results
+    by rank. A rank that fails and a deadline that passes are a RuntimeError; no process is left behind.
     """
     file = kept.file_of(function, ranks, arguments)
     if (done := kept.read(file)) is not None:

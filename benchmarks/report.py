@@ -60,13 +60,8 @@ def positive(text: str) -> int:
 
 
 def arguments(doc: str | None, *, quick: str = "", repetitions: int = 0, seeds: int = 0) -> argparse.ArgumentParser:
-    """A parser with the options that programs have in common, and --json.
-
-    Args:
-        doc: The program's, shown by --help.
-        quick: What --quick does; "": there is none.
-        repetitions: The default; 0: there is no such option.
-        seeds: Likewise.
+    """A parser with the options that programs have in common, and --json. `quick` says what --quick does; a program without it,
+    or without a default of repetitions or seeds, has no such option.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if quick:
@@ -86,10 +81,8 @@ def heading(name: str, **options: object) -> str:
 
 
 def finish(gates: list[Gate], path: Path | None, content: dict[str, Any]) -> int:
-    """Prints the gates; where a path is given writes the JSON, and what was printed into the page that shows it.
-
-    Returns:
-        The exit status, 1 when a gate fails.
+    """Prints the gates; where a path is given writes the JSON, and what was printed into the page that shows it. Returns the exit
+    status, 1 when a gate fails.
     """
     for gate in gates:
         print(gate.line())

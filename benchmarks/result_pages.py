@@ -54,11 +54,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def update(name: str, printed: str, folder: Path = RESULTS) -> Path | None:
-    """Puts what a program printed into the block of that name.
-
-    Returns:
-        The page, or None where no page has such a block.
-    """
+    """Puts what a program printed into the block of that name; returns the page, None where no page has such a block."""
     begin = _BLOCK.format(name)
     for path in sorted(folder.glob("*.md")):
         page = path.read_text().replace(_NONE_YET.format(name), f"{begin}```\n")

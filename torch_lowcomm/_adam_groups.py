@@ -23,12 +23,7 @@ def expect_usable(
     who: str, groups: Groups, trained: Sequence[torch.Tensor], name_of: Callable[[torch.Tensor], str]
 ) -> None:
     """Raises ValueError where a step would not do: a number out of its range, a gradient of a parameter that was frozen.
-
-    Args:
-        who: The optimizer; begins the error's text.
-        groups: Its `param_groups`.
-        trained: The parameters that required gradients when they were added.
-        name_of: A parameter's name in an error.
+    `trained` are the parameters that required gradients when they were added.
     """
     known = {id(p) for p in trained}
     for group in groups:
@@ -55,15 +50,8 @@ def inverse_of(grad_scale: torch.Tensor) -> float:
 def loading(
     optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], trained: Sequence[torch.Tensor]
 ) -> Iterator[list[Mapping[str, Any]]]:
-    """Loads the parameter groups of a state; where the block raises they are as before.
-
-    Args:
-        optimizer: Its own state, which the block loads, stays as it is.
-        state_dict: What the optimizer's `state_dict` returned.
-        trained: Its trained parameters.
-
-    Yields:
-        What the state has of each of them; an empty mapping where it has none.
+    """Loads the parameter groups of a state; where the block raises they are as before. The block loads the optimizer's own
+    state: it is given what `state_dict` has of each trained parameter, an empty mapping where it has none.
     """
     load = functools.partial(torch.optim.Optimizer.load_state_dict, optimizer)
     before = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]

@@ -13,21 +13,16 @@ _TIMES = 10
 
 
 class WarmUp:
-    """Checks that v is a mean of enough gradients, and warns where later gradients outgrow it.
-
-    Args:
-        steps: Exact steps.
-    """
+    """Checks that v is a mean of enough gradients in so many exact steps, and warns where later gradients outgrow it."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done, self._next = steps, 0, 0
         self._warned = False
 
     def expect_long_enough(self, beta2: float) -> None:
-        """Compares how many squared gradients count in v, (1 − β2ⁿ)(1 + β2) / (1 + β2ⁿ)(1 − β2) behind n steps.
+        """Raises ValueError where fewer than 3 squared gradients count in v after n steps.
 
-        Raises:
-            ValueError: They are fewer than 3.
+        They are (1 − β2ⁿ)(1 + β2) / (1 + β2ⁿ)(1 − β2).
         """
         decayed = beta2 ** max(1, self._steps)
         count = (1 - decayed) * (1 + beta2) / ((1 + decayed) * (1 - beta2))
@@ -47,13 +42,7 @@ class WarmUp:
         state: Mapping[Any, Mapping[str, torch.Tensor]],
         names: Mapping[int, str],
     ) -> None:
-        """Compares m² with v̂ behind the warm-up, in steps ever further apart.
-
-        Args:
-            groups: Parameter groups.
-            state: "exp_avg" and "exp_avg_sq" of each parameter.
-            names: A parameter's name by its id().
-        """
+        """Compares m² with v̂ behind the warm-up, in steps ever further apart; `names` are the parameters' by their id()."""
         self._done += 1
         behind = self._done - self._steps
         if behind <= self._next or self._warned:

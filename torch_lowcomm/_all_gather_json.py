@@ -11,17 +11,9 @@ from torch_lowcomm.groups import exact
 
 
 def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gathers a value of every rank. Collective.
+    """Returns the values of all ranks, over a group of any backend that gathers bytes in host memory. Collective.
 
-    Args:
-        mine: This rank's value: numbers, texts, None, and lists and dictionaries of them.
-        group: A group of any backend that gathers bytes in host memory; None for the default group.
-
-    Returns:
-        The values by rank, as JSON returns them: a tuple becomes a list.
-
-    Raises:
-        TypeError: The value has something that JSON does not have; nothing was sent.
+    Values are as JSON returns them: a tuple becomes a list. One that JSON does not have is a TypeError; nothing was sent then.
     """
     data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
     size = dist.get_world_size(group)

@@ -10,11 +10,8 @@ from torch_lowcomm import _C
 
 
 def checksum(value: Any, before: int = 0) -> int:
-    """CRC-32C of a nest of mappings, lists, tensors, bytes and numbers: of keys, dtypes, shapes and values.
-
-    Args:
-        value: Tensors are on any device; of a DTensor this rank's shard counts. Keys count in any order of insertion.
-        before: The checksum of what precedes it.
+    """CRC-32C of a nest of mappings, lists, tensors, bytes and numbers: of keys, dtypes, shapes and values, behind what `before`
+    is the checksum of. Of a DTensor this rank's shard counts. Keys count in any order of insertion.
     """
     if isinstance(value, torch.Tensor):
         shard = value.to_local() if isinstance(value, DTensor) else value
@@ -35,11 +32,7 @@ def checksum(value: Any, before: int = 0) -> int:
 
 
 def expect_checksum(what: str, value: Any, expected: Any) -> None:
-    """Compares.
-
-    Raises:
-        ValueError: It is another one.
-    """
+    """Raises ValueError where a value's checksum is another one."""
     got = checksum(value)
     if expected != got:
         was = f"{expected:08x}" if isinstance(expected, int) else expected

@@ -26,11 +26,8 @@ def shadowed(package: pathlib.Path) -> pathlib.Path | None:
 
 
 def problem(found: str | None, built: str | None) -> str | None:
-    """Returns a sentence on what is wrong with a torch version, or None.
-
-    Args:
-        found: Version of the torch that would be imported; None if there is no torch.
-        built: Version that the extension was built for; None if it was not built.
+    """Returns a sentence on what is wrong, or None, of the torch that would be imported and the one that the extension was built
+    for; None: there is no torch, or no extension.
     """
     if found is None:
         return f"torch_lowcomm needs PyTorch {SUPPORTED}: found none; install torch first."
@@ -55,11 +52,7 @@ def problem(found: str | None, built: str | None) -> str | None:
 
 
 def check_torch() -> None:
-    """Checks torch's version.
-
-    Raises:
-        ImportError: torch is missing, too old, or of another minor version than the build; the message is one sentence.
-    """
+    """Raises ImportError, of one sentence, where torch is missing, too old, or of another minor version than the build."""
     found = None
     if importlib.util.find_spec("torch") is not None:
         import torch

@@ -19,10 +19,8 @@ FIELDS = (
 
 
 class NotCopied:
-    """An object with parts outside of Python or of this process, which a copy would not have.
-
-    Raises:
-        TypeError: In pickle, `torch.save` and deepcopy, with what does it in their place.
+    """An object with parts outside of Python or of this process, which a copy would not have: pickle, `torch.save` and deepcopy
+    are TypeErrors, with what does it in their place.
     """
 
     _instead = "save its state_dict() and load that into a new one"

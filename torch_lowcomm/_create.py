@@ -15,16 +15,8 @@ from torch_lowcomm.codec import caution_of_policy
 
 
 def make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
-    """Makes a process group of NCCL.
-
-    Args:
-        store: Rendezvous store, for this process group alone.
-        rank: This process's rank in the group.
-        size: Number of ranks.
-        of: The group's options: time-out, name and global ranks.
-
-    Returns:
-        A ProcessGroupNCCL, or None where this torch or machine has none.
+    """Makes a ProcessGroupNCCL with a group's time-out, name and global ranks; None where this torch or machine has none. The
+    store is for this process group alone.
     """
     # Does not wake the CUDA driver, which a later fork would miss.
     if not (torch.distributed.is_nccl_available() and torch.cuda.device_count() > 0):
@@ -42,16 +34,9 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     """Makes the backend of one group; torch.distributed calls it for `backend="lowcomm"`.
 
     The default group takes options that are not set from the environment, then from the defaults. A later group takes them
-    from the default group as it is now, its policy included, if that is a group of lowcomm.
-
-    Args:
-        dist_backend_opts: c10d's DistributedBackendOptions: store, ranks, time-out, name.
-        pg_options: An `Options`, or None for one with nothing set.
-
-    Raises:
-        TypeError: pg_options is neither an `Options` nor None.
-        ValueError: An option is wrong.
-        DistBackendError: Ranks differ in version or options, or one did not show up.
+    from the default group as it is now, its policy included, if that is a group of lowcomm. `dist_backend_opts` are c10d's
+    DistributedBackendOptions; None as `pg_options` is an `Options` with nothing set. Ranks that differ in version or options,
+    or of which one does not show up, are a DistBackendError.
     """
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
@@ -81,7 +66,6 @@ def without_nccl(options: _C.Options | None) -> _C.Options:
 
 
 def _announce(backend: Any, rank: int, size: int) -> None:
-    """Logs one INFO line for the group: what it compresses."""
     caution_of_policy(backend.policy)
     if backend.policy:
         what = (

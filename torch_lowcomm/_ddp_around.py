@@ -19,9 +19,6 @@ def ranks_of_ddp(parameters: Iterable[torch.Tensor]) -> set[int]:
 
     A parameter does not know of the DDP model that it is in: the search looks at all living objects, for some 50 ms. It
     does not see what `gc.freeze()` has put aside.
-
-    Args:
-        parameters: Those of an optimizer.
     """
     wanted = {id(p) for p in parameters if p.requires_grad}
     if _around(wanted):

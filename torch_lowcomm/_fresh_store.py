@@ -24,17 +24,8 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
 
     Every rank draws a number, and writes down which numbers it has seen. Once all ranks have written down the same ones, none
     of them is of a dead process, which cannot have seen this rank's. Collective over the group; three answers of the store
-    at least.
-
-    Args:
-        store: The group's, by its own prefix.
-        rank: This process's rank in the group.
-        size: Number of ranks.
-        timeout: Deadline for all ranks to show up. The handshake that follows has one of its own, so that making a group may
-            take both.
-
-    Raises:
-        DistBackendError: A rank did not show up, or the store was lost.
+    at least. A rank that does not show up within `timeout`, or a store that is lost, is a DistBackendError. The handshake
+    that follows has a deadline of its own, so that making a group may take both.
     """
     served = _served(store)
     if size == 1 or (served is None and not is_torchelastic_launched()):

@@ -18,12 +18,8 @@ _NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how a
 class HostLevels:
     """The two levels of a rank: ops inside its host are exact, and their part between hosts fails on all its ranks or on none.
 
-    Collective: every rank in the table makes one.
-
-    Args:
-        table: Global ranks [hosts, ranks of a host].
-        codec: Codec of the policy between hosts, for all_gather and reduce_scatter.
-        timeout: Progress deadline of both groups; None for torch's default.
+    Collective: every rank in the table makes one, else it is a DistBackendError, as a difference of codecs or tables is. The
+    table has the global ranks [hosts, ranks of a host]; the codec is that of all_gather and reduce_scatter between hosts.
 
     Attributes:
         inside: The ranks of this host.
@@ -31,9 +27,6 @@ class HostLevels:
         hosts: Number of hosts.
         ranks: Number of ranks of a host.
         place: This rank's place on its host.
-
-    Raises:
-        DistBackendError: Ranks have different codecs or tables, or a rank did not come.
     """
 
     between: dist.ProcessGroup
@@ -63,12 +56,8 @@ class HostLevels:
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Gathers [n] of every rank into [hosts · ranks · n], host by host.
-
-        Args:
-            output: The result.
-            input: This rank's.
-            between: Fills the column [hosts, n] of the ranks at this place; by default the group's policy does.
+        """Gathers [n] of every rank into [hosts · ranks · n], host by host. `between` fills the column [hosts, n] of the ranks at
+        this place; by default the group's policy does.
         """
         column = input.new_empty(self.hosts, input.numel())  # of the ranks at this place of every host
         gather = between or (lambda column: dist.all_gather(list(column), input.reshape(-1), group=self.between))
@@ -90,13 +79,8 @@ class HostLevels:
         op: dist.ReduceOp,
         between: Callable[[torch.Tensor], Any] | None = None,
     ) -> None:
-        """Reduces [hosts · ranks · n], host by host, to this rank's [n].
-
-        Args:
-            output: The result.
-            input: The parts for all ranks.
-            op: SUM or AVG, or PREMUL_SUM where `between` does not apply the factor again.
-            between: Reduces the column [hosts, n] of this host's sums to the output; by default the group's policy does.
+        """Reduces [hosts · ranks · n], host by host, to this rank's [n], by SUM or AVG, or PREMUL_SUM where `between` does not
+        apply the factor again. It reduces the column [hosts, n] of this host's sums; by default the group's policy does.
         """
         by_place = input.view(self.hosts, self.ranks, output.numel()).unbind(1)
         column = input.new_empty(self.hosts, output.numel())  # this host's sums for this place of every host
@@ -153,15 +137,8 @@ def _new_group(ranks: list[int], timeout: timedelta | None, policy: str) -> dist
 
 
 def hosts_of_mesh(mesh: DeviceMesh, inside: str, between: str) -> torch.Tensor:
-    """Returns the global ranks [hosts, ranks of a host] of a mesh.
-
-    Args:
-        mesh: A mesh of two named dimensions.
-        inside: Name of the dimension along a host's ranks.
-        between: Name of the dimension along hosts.
-
-    Raises:
-        ValueError: The mesh has other dimensions, or this rank is not in it.
+    """Returns the global ranks [hosts, ranks of a host] of a mesh with these two dimensions; another mesh, or one without this
+    rank, is a ValueError.
     """
     names = mesh.mesh_dim_names or ()
     if mesh.ndim != 2 or set(names) != {inside, between}:
@@ -177,10 +154,8 @@ def hosts_of_mesh(mesh: DeviceMesh, inside: str, between: str) -> torch.Tensor:
 def hosts_of_environment() -> torch.Tensor:
     """Returns the global ranks [hosts, ranks of a host] from torchrun's variables LOCAL_WORLD_SIZE and LOCAL_RANK.
 
-    Collective: every rank gets the variables of all ranks, so that all raise or none.
-
-    Raises:
-        ValueError: A variable is missing on a rank, hosts have different numbers of ranks, or a rank is not in its place.
+    Collective: every rank gets the variables of all ranks, so that all raise or none. A variable that is missing on a rank,
+    hosts of different sizes, and a rank that is not in its place are ValueErrors.
     """
     said = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
     mine = torch.tensor([int(text) if text.isdigit() else -1 for text in said])

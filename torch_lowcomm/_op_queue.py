@@ -20,19 +20,11 @@ class OpQueue:
     def issue(
         self, run: Callable[[], None], tensors: list[torch.Tensor], async_op: bool
     ) -> Future[torch.Tensor] | None:
-        """Queues an op, and waits for it unless `async_op`.
+        """Queues an op. Returns the future of its result with `async_op`; else waits for it. Either raises what `run` raised.
 
-        Args:
-            run: The op.
-            tensors: The tensors that it reads and writes, all on one device; the first is its result. On a CUDA device the op
-                runs on a separate stream after the work of the caller's stream, and a wait for the future waits for both.
-            async_op: Whether to return the future of the result at once.
-
-        Returns:
-            The future with `async_op`, else None. It raises what `run` raised.
-
-        Raises:
-            ValueError: A worker thread, which runs a future's callback, would wait.
+        `tensors` are those that it reads and writes, all on one device; the first is its result. On a CUDA device the op runs on
+        a separate stream after the work of the caller's stream, and a wait for the future waits for both. A wait of a worker
+        thread, which runs a future's callback, is a ValueError.
         """
         if not async_op and getattr(_this_thread, "works", False):
             raise ValueError("expected async_op=True in a callback of a future, which the worker runs; got False")

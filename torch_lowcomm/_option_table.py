@@ -10,13 +10,7 @@ Table = TypeVar("Table", bound="OptionTable")
 
 
 def option(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
-    """Makes a field with a range.
-
-    Args:
-        default: Its default.
-        words: What is expected, for an error.
-        holds: Whether a value, which is not None, is in the range.
-    """
+    """Makes a field whose values, other than None, `holds` says to be in the range; `words` say what is expected, in an error."""
     return dataclasses.field(default=default, metadata={"words": words, "holds": holds})
 
 
@@ -43,11 +37,7 @@ class OptionTable:
 
     @classmethod
     def named(cls: type[Table], **options: Any) -> Table:
-        """Makes a table of the options that a caller has named.
-
-        Raises:
-            TypeError: There is no option of a name.
-        """
+        """Makes a table of the options that a caller has named; a name that no option has is a TypeError."""
         fields = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in fields:
@@ -57,11 +47,7 @@ class OptionTable:
         return cls(**options)
 
     def expect_in_range(self) -> None:
-        """Checks the fields that have a range.
-
-        Raises:
-            ValueError: A value is outside; the message has the name, what was expected, and the value.
-        """
+        """Raises ValueError where a field is outside of its range; it has the name, what was expected, and the value."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_left_out = value is None and field.default is None

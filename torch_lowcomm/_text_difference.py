@@ -17,15 +17,8 @@ def show_both(a: object, b: object) -> str:
 
 
 def expect_equal(what: str, first: str, text: str) -> None:
-    """Compares this machine's description with that of the first machine at a store, which counts.
-
-    Args:
-        what: Name of what is compared, for the error.
-        first: The first machine's description.
-        text: This machine's description.
-
-    Raises:
-        ValueError: They differ; the message has both from the first word that differs.
+    """Raises ValueError where this machine's description is not that of the first machine at a store, which counts; the error
+    has `what` is compared, and both texts from the first word that differs.
     """
     if first == text:
         return

@@ -36,14 +36,7 @@ _TESTS = "LOWCOMM_TEST_"  # read by the project's tests
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """Variables whose names begin as the package's but are none of them.
-
-    Args:
-        names: Of an environment.
-
-    Returns:
-        A text for each: the name and, where one is near, the known name that may be meant.
-    """
+    """Names that begin as the package's variables do but are none of them, each with the known name that may be meant."""
     texts, known = [], [name.removeprefix(_OURS) for name in KNOWN]
     for name in sorted(names):
         if name.startswith(_OURS) and not name.startswith(_TESTS) and name not in KNOWN:

@@ -34,15 +34,8 @@ class _GlooStandIn(metaclass=_GlooLike):
     def __new__(
         cls, store: Store, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout, **wanted: Any
     ) -> Any:
-        """Makes the group's backend.
-
-        Args:
-            store: As ProcessGroupGloo.
-            rank: As ProcessGroupGloo.
-            size: As ProcessGroupGloo.
-            timeout: As ProcessGroupGloo.
-            wanted: What later torch can ask of gloo (`enable_reconfigure`). False or None asks for nothing; a group for which
-                more is asked is gloo's, for lowcomm has none of it.
+        """Makes the group's backend. `wanted` is what later torch can ask of gloo (`enable_reconfigure`). A group for which
+        something is asked, not False or None, is gloo's, for lowcomm has none of it.
         """
         more = {name: value for name, value in wanted.items() if value}
         if more:

@@ -251,11 +251,7 @@ def _summed(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a parameter without its checksum.
-
-    Raises:
-        ValueError: It is of other values.
-    """
+    """The state of a parameter without its checksum, which is a ValueError where it is of other values."""
     if not state or _key("residual") not in state:  # none, or another rank's: that is said by what it lacks
         return state
     values = {name: value for name, value in state.items() if name != _crc()}

@@ -99,11 +99,7 @@ class ProcessGroupLowcomm(ProcessGroupWrapper):
         return self._error
 
     def abort(self, errored: bool = True) -> None:
-        """Gives the group up: ops under way raise, and peers hear of it.
-
-        Args:
-            errored: Whether torchft logs it as an error.
-        """
+        """Gives the group up: ops under way raise, and peers hear of it. `errored`: torchft logs it as an error."""
         backend, self._backend = self._backend, None
         if backend is not None:
             backend.abort()

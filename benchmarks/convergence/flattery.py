@@ -28,12 +28,8 @@ def ratio(of: Callable[[Run], float], runs: Sequence[Run], exact: Sequence[Run])
 
 
 def gate(runs: Runs, exact_of: Callable[[str], str], training: Callable[[Run], float] = last) -> Gate:
-    """Counts runs that train no worse than with exact messages and validate, by exact ones, more than 2 % worse.
-
-    Args:
-        runs: Each with `validation`, the loss by exact messages on text that is not trained on.
-        exact_of: The name of the run with exact messages that is otherwise as a run; that run's own name for itself.
-        training: A run's training loss.
+    """Counts runs that train no worse than with exact messages and validate, by exact ones, more than 2 % worse on text that is
+    not trained on. `exact_of` has the name of the run with exact messages that is otherwise as a run; `training` a run's loss.
     """
     flattered = 0
     for name, of_name in runs.items():

@@ -44,13 +44,8 @@ def bytes_sent(curves: list[dict[str, Any]], path: Path, *, title: str, names: S
 def seconds(
     curves: Sequence[Mapping[str, Any]], times: Mapping[str, Mapping[str, float]], path: Path, title: str
 ) -> None:
-    """Writes a PNG with a panel a link: each run's loss against time, validation where the runs have it.
-
-    Args:
-        curves: Of the JSON.
-        times: By link the seconds a step of each run.
-        path: Of the PNG.
-        title: Above all of it.
+    """Writes a PNG with a panel a link: each run's loss against time, validation where the runs have it. `times` has by link the
+    seconds a step of each run.
     """
     runs = _by_name(curves)
     validated = "validations" in curves[0]

@@ -52,13 +52,8 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A model as a method trains it.
-
-    Attributes:
-        model: It is called for the loss.
-        optimizer: It is stepped.
-        sent: Bytes that this rank has sent so far, frames included.
-        end: After the last step, before validation.
+    """A model as a method trains it: `model` is called for the loss, `sent` has the bytes that this rank has sent so far, frames
+    included, and `end` comes after the last step, before validation.
     """
 
     model: nn.Module
@@ -70,17 +65,10 @@ class Trainer:
 def train(rank: int, init_method: str, *, configuration: Configuration, model: str, text: str) -> dict[str, Any]:
     """Trains one model; bytes, memory and seconds are this rank's, losses means over ranks.
 
-    Args:
-        rank: Of this process.
-        init_method: Where the ranks meet.
-        configuration: The run.
-        model: A file of torch.save: a causal language model of transformers.
-        text: A file of torch.save: {"train": tokens, "validation": tokens}, int64 vectors.
-
-    Returns:
-        Lists with an element a step, `loss` (nats a token), `bytes` (sent so far) and `seconds`; `before` and `after`, the
-        validation loss, with weights as the run's own gathers deliver them, of `diloco` the outer ones; `memory`, the
-        process's highest resident bytes.
+    `model` and `text` are files of torch.save: a causal language model of transformers, and {"train": tokens, "validation":
+    tokens}, int64 vectors. Returns lists with an element a step, `loss` (nats a token), `bytes` (sent so far) and `seconds`;
+    `before` and `after`, the validation loss, with weights as the run's own gathers deliver them, of `diloco` the outer ones;
+    `memory`, the process's highest resident bytes.
     """
     c = configuration
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=c.ranks)

@@ -27,14 +27,8 @@ def sharded(gpt: nn.Module, world: int) -> nn.Module:
 
 
 def steps(called: nn.Module, optimizer: Any, c: Any, *, rank: int, context: int) -> Iterator[tuple[float, float]]:
-    """Makes the steps of a run; yields the loss of each, the mean over ranks, and the seconds since the first began.
-
-    Args:
-        called: Returns the loss of a batch.
-        optimizer: Of its parameters.
-        c: The run's configuration: `steps`, `batch` and `seed`.
-        rank: This rank.
-        context: Bytes of a window.
+    """Makes the steps of a run with windows of `context` bytes; yields the loss of each that `called` returns, the mean over
+    ranks, and the seconds since the first began.
     """
     corpus = text.load()
     start = time.monotonic()

@@ -91,11 +91,8 @@ def _of_rounds(runs: list[Any], name: str, of: Any = max) -> list[float]:
 
 
 def shares_of(alone: list[bool], seconds: list[list[float]]) -> list[list[float]]:
-    """Of every turn's seconds the part that the turns without communication nearest before and after it took, their mean.
-
-    Args:
-        alone: Of each place in the order of turns, whether it is without communication; the first is.
-        seconds: By place, then repetition.
+    """Of every turn's seconds, by place and repetition, the part that the turns without communication nearest before and after
+    it took, their mean. `alone` has of each place whether it is without communication; the first is.
     """
     turns = [(place, repetition) for repetition in range(len(seconds[0])) for place in range(len(alone))]
     at = [i for i, (place, _) in enumerate(turns) if alone[place]]

@@ -46,14 +46,8 @@ class Facts:
 
 
 class Player:
-    """A rank of a row, which the faults see, and the run around it.
-
-    Attributes:
-        r: The rank, which says and hears notes.
-        case: The row.
-        notes: Those that the owner of the lab hears, or None on loopback.
-        culprit: Whether this rank commits the fault.
-        facts: Facts that the row collects.
+    """A rank of a row, which the faults see, and the run around it: the rank `r` itself says and hears notes. `notes` are those
+    that the owner of the lab hears, None on loopback. The culprit commits the fault.
     """
 
     def __init__(self, r: Rank, case: Case, notes: Notes | None) -> None:
@@ -97,11 +91,8 @@ class Player:
     # ---- ops ----
 
     def attempt(self, *, odd: str = "", issued: Callable[[PendingOp], None] | None = None) -> bool:
-        """The op with the undisturbed one's data; notes how it ended. Whether it was done.
-
-        Args:
-            odd: How this rank's call differs from the others'.
-            issued: Called between the call and the wait.
+        """The op with the undisturbed one's data; notes how it ended. Whether it was done. `odd` says how this rank's call
+        differs from the others'; `issued` is called between the call and the wait.
         """
         attempt = Attempt(time.monotonic())
         self.facts.attempts.append(attempt)

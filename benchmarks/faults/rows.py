@@ -108,12 +108,8 @@ def _cause(said: str) -> str:
 
 
 def chosen(patterns: Sequence[str], among: Sequence[Any], columns: str) -> list[Any]:
-    """Cases that match one of the patterns, in their order. ValueError when a pattern matches none.
-
-    Args:
-        patterns: Of names, with wildcards.
-        among: Cases; each has a name.
-        columns: The parts of a name, for the error.
+    """Cases that match one of the patterns, names with wildcards, in their order. ValueError when a pattern matches none; it
+    shows the parts of a name, `columns`.
     """
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in among):
@@ -135,13 +131,7 @@ def _work(make: Callable[[], Any], cases: multiprocessing.Queue, rows: multiproc
 
 
 def run(make: Callable[[], Runner], cases: Sequence[Any], jobs: int) -> Iterator[Row]:
-    """Rows as they are done. RuntimeError when one of the processes fails.
-
-    Args:
-        make: Makes a runner.
-        cases: In the order in which they begin.
-        jobs: Number of processes.
-    """
+    """Rows as they are done by so many processes, begun in the order of the cases. RuntimeError when one of them fails."""
     if not cases:
         return
     context = multiprocessing.get_context("spawn")
@@ -195,15 +185,8 @@ def main(
     matrix: Callable[[], Iterator[Any]],
     quick: Callable[[], Iterator[Any]] | None = None,
 ) -> int:
-    """Runs rows; 1 when one fails, 2 for wrong arguments, 77 where a lab is needed and none can be made.
-
-    Args:
-        name: Of the program.
-        columns: The parts of a case's name.
-        runner: Makes a runner.
-        table: Makes a text of all rows.
-        matrix: All cases.
-        quick: A few of them, for --quick.
+    """Runs the rows of a program's matrix, or with --quick the few of `quick`; 1 when one fails, 2 for wrong arguments, 77 where
+    a lab is needed and none can be made. `columns` are the parts of a case's name; `table` makes a text of all rows.
     """
     args = parse(name, columns, quick is not None)
     every = list(quick() if quick and args.quick else matrix())

@@ -20,19 +20,10 @@ ON_HOSTS = {"PYTHONPATH": os.pathsep.join(filter(None, (*_FOLDERS, os.environ.ge
 
 
 def run_on_hosts(lab: Lab, module: str, job: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> list[Any]:
-    """Runs `python -m module JOB.json` on each host.
+    """Runs `python -m module JOB.json` on each host of a lab, where the module's `main` calls `job_of_host`; returns their
+    results.
 
-    Args:
-        lab: The hosts.
-        module: Its `main` calls `job_of_host`.
-        job: The job as JSON.
-        env: Environment of the hosts, in addition to the path of modules and to no policy.
-
-    Returns:
-        The result of each host.
-
-    Raises:
-        LabError: A rank failed; the message has what it printed last.
+    `env` is added to the path of modules and to no policy. Where a rank fails it is a LabError with what it printed last.
     """
     with tempfile.TemporaryDirectory(prefix="lowcomm-job-") as folder:
         path = Path(folder) / "job.json"

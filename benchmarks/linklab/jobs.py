@@ -64,10 +64,8 @@ class Job:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") if file else ""
 
     def wait(self, timeout_s: float) -> list[RankExit]:
-        """How each rank ended. Once one fails, the others are killed after 10 s.
-
-        Raises:
-            LabError: A rank outlived timeout_s; all are killed, and what each said last is in the message.
+        """How each rank ended. Once one fails, the others are killed after 10 s. Where one outlives timeout_s all are killed,
+        and the LabError has what each said last.
         """
         end = time.monotonic() + timeout_s
         failed_at: float | None = None

@@ -15,17 +15,13 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A host's link.
+    """A host's link; a field out of its range is a ValueError.
 
     Args:
         up_bits: Bits a second that the host may send, frames' headers included; None: as fast as the machine.
         down_bits: The same for what it receives.
-        delay_s: Seconds that each frame it sends arrives later, in addition to what queues cost; the round trip between two hosts
-            takes the sum of theirs.
+        delay_s: Seconds that each frame it sends arrives later, besides queues; a round trip takes the sum of two hosts'.
         loss: Share of the frames it sends that are lost, 0 to under 1.
-
-    Raises:
-        ValueError: A field is out of its range.
     """
 
     up_bits: float | None = None

@@ -20,13 +20,8 @@ _RULES = (
 
 
 def make(router: str, inside: str, host: int, *, outside: str) -> None:
-    """Makes a host's namespace behind the one that has its link.
-
-    Args:
-        router: The namespace whose device `outside` is the link.
-        inside: The host's namespace, which is made. Its device eth0 has the address 192.168.N.2, N its number + 1.
-        host: The host's number.
-        outside: The link's device.
+    """Makes a host's namespace, `inside`, behind `router`, the one that has its link as the device `outside`. The host's device
+    eth0 has the address 192.168.N.2, N its number + 1.
     """
     network = f"192.168.{host + 1}"
     ip("netns", "add", inside)

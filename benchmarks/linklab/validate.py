@@ -49,16 +49,8 @@ def path_bits(source: Link, sink: Link) -> float | None:
 
 
 def validate(lab: Lab, *, tries: int = 3, only: Collection[str] = KINDS) -> list[Row]:
-    """Measures host 0 with each other, both ways.
-
-    Args:
-        lab: Entered, and idle.
-        tries: Of a stream whose goodput is off by more than 3 %: what else the machine does can take a link's time, but
-            gives it none. The last is reported.
-        only: Kinds of rows.
-
-    Raises:
-        LabError: A probe failed.
+    """Measures host 0 of an idle lab with each other, both ways; a LabError where a probe fails. A stream whose goodput is off by
+    more than 3 % is tried again, and the last is reported: what else the machine does can take a link's time, but gives it none.
     """
     rows = []
     with _serving(lab):

@@ -15,17 +15,8 @@ SCHEDULES = ("GPipe", "1F1B")
 
 
 def order(schedule: str, stage: int, stages: int, micro_batches: int, ahead: int = 0) -> Order:
-    """The computations of one step of a stage.
-
-    Args:
-        schedule: "GPipe": all forwards, then all backwards. "1F1B": as torch's, one backward and one forward in turn.
-        stage: 0...stages - 1.
-        stages: Of the pipeline.
-        micro_batches: Of a step.
-        ahead: As `lc.pipeline.Schedule1F1B`.
-
-    Raises:
-        ValueError: The schedule is neither of the two.
+    """The computations of one step of stage 0...stages - 1: of "GPipe" all forwards, then all backwards; of "1F1B" as torch's one
+    backward and one forward in turn, with `ahead` as `lc.pipeline.Schedule1F1B` has it. Another schedule is a ValueError.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
@@ -71,16 +62,10 @@ class Times:
 
 
 def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
-    """The seconds of a step among others: of several in a row at the first stage, without the first one.
+    """The seconds of a step among others: of several in a row (2 or more) at the first stage, without the first one.
 
-    Args:
-        orders: By stage.
-        times: Of each stage and boundary; boundaries are one fewer than stages.
-        link: Each direction of each boundary is such a one.
-        steps: In a row, 2 or more.
-
-    Raises:
-        ValueError: The orders wait for each other for ever.
+    Orders and times are by stage; of boundaries there is one fewer, and each direction of each is such a link. Orders that wait
+    for each other for ever are a ValueError.
     """
     count = len(orders)
     down = [dataclasses.replace(link) for _ in range(count - 1)]

@@ -48,11 +48,7 @@ ORDERS = (("GPipe", 0), ("1F1B", 0), ("1F1B", AHEAD))
 
 
 def of_links(*, whole: bool = True) -> list[Case]:
-    """The cases of a link, those of a group together.
-
-    Args:
-        whole: Whether those are among them that only the gates of one link compare.
-    """
+    """The cases of a link, those of a group together; with `whole` those too that only the gates of one link compare."""
     cases = []
     for schedule, ahead in ORDERS:
         cases += [Case(EXACT, schedule, ahead), Case(DIRECT, schedule, ahead, forward=FOUR_BITS, backward=FOUR_BITS)]

@@ -40,12 +40,8 @@ class _Scaled(torch.autograd.Function):
 
 
 class Sleep(nn.Module):
-    """A stage of one weight a channel that sleeps in place of computing, for the times of a larger one.
-
-    Args:
-        channels: Of its activations, [..., channels].
-        forward_s: Seconds of a forward.
-        backward_s: Seconds of a backward.
+    """A stage of one weight a channel, of activations [..., channels], that sleeps in place of computing, for the times of a
+    larger one.
     """
 
     def __init__(self, channels: int, forward_s: float, backward_s: float) -> None:
@@ -59,11 +55,7 @@ class Sleep(nn.Module):
 
 
 class Block(nn.Module):
-    """A stage that computes: a block of a byte-level GPT, for as long as the core takes.
-
-    Args:
-        config: Of the GPT.
-    """
+    """A stage that computes: a block of a byte-level GPT, for as long as the core takes."""
 
     def __init__(self, config: model.Config) -> None:
         super().__init__()

@@ -60,11 +60,8 @@ class Measured:
 
 
 def direction(setting: Setting, goodput: float | None = None) -> bound.Direction:
-    """A link's one direction as the simulation has it: TCP's share of the rate, the delay, and the shaper's burst.
-
-    Args:
-        setting: Has the link.
-        goodput: What a TCP stream had, bits a second, where the lab is slower than the link.
+    """A link's one direction as the simulation has it: TCP's share of the rate, or the bits a second that a TCP stream had where
+    the lab is slower than the link, the delay, and the shaper's burst.
     """
     bits = parse_bits(setting.rate)
     assert bits is not None
@@ -102,13 +99,8 @@ def measure(setting: Setting, *, repetitions: int, compute: bool) -> Measured:
 
 
 def rows_of(setting: Any, ranks: list[dict[str, Any]], link: bound.Direction, *, shared: bool = False) -> list[Row]:
-    """Makes a row a case of what all ranks returned.
-
-    Args:
-        setting: Has the cases, and the link's name.
-        ranks: By stage: `rows`, a case each, and the times of a micro-batch by itself, in the rows where cases differ in them.
-        link: As bound.step_s().
-        shared: Whether a stage sends both ways by one link, as shared_bound.step_s().
+    """Makes a row a case of what all ranks returned, by stage: `rows`, a case each, and the times of a micro-batch by itself, in
+    the rows where cases differ in them. With `shared` a stage sends both ways by one link, as shared_bound.step_s().
     """
     rows = []
     for i, case in enumerate(setting.cases):

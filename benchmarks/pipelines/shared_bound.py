@@ -49,17 +49,8 @@ class Host:
 
 
 def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
-    """The seconds of a step among others, as bound.step_s().
-
-    Args:
-        orders: By stage.
-        times: Of each stage and boundary; boundaries are one fewer than stages.
-        link: What each stage sends by, both ways. A message that begins while the other stream has one takes half of the rate
-            from then on.
-        steps: In a row, 2 or more.
-
-    Raises:
-        ValueError: The orders wait for each other for ever.
+    """The seconds of a step among others, as bound.step_s(), where each stage sends both ways by one link. A message that begins
+    while the other stream has one takes half of the rate from then on.
     """
     count = len(orders)
     hosts = [Host(link, (collections.deque(), collections.deque())) for _ in range(count)]

@@ -171,10 +171,8 @@ def measure_memory(*, quick: bool) -> Part:
 
 
 def tune(rank: int, init_method: str, *, base: str | None, seed: int, trained: int, steps: int) -> dict[str, float]:
-    """Trains a GPT on source text and tunes it on English.
-
-    Returns:
-        Validation loss on English (nats a byte) `before` tuning, of the float32 weights, and `after`.
+    """Trains a GPT on source text and tunes it on English; returns the validation loss on English (nats a byte) `before` tuning,
+    of the float32 weights, and `after`.
     """
     torch.manual_seed(seed)
     gpt = model.GPT(SHAPE)

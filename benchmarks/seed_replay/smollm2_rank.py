@@ -25,15 +25,8 @@ import torch_lowcomm as lc
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run.
-
-    Attributes:
-        way: "seed replay" or "back-propagation".
-        lr: Its learning rate.
-        model: As classifier.build().
-        data: Path of the sentences.
-        batch: Sentences a rank and step.
-        validation: Sentences that accuracy is measured on.
+    """One run, by "seed replay" or "back-propagation" (`way`); the model is as classifier.build() takes it, `data` the path of
+    the sentences, `batch` those of a rank and step, `validation` those that accuracy is measured on.
     """
 
     way: str

@@ -35,11 +35,8 @@ def stable_rank(matrix: Tensor) -> float:
 
 
 def matrices(model: nn.Module, tokens: Tensor) -> dict[str, list[Tensor]]:
-    """By name, a [d, columns] matrix a layer: weights and gradients of each role, and the residual stream behind each layer.
-
-    Args:
-        model: A causal language model of transformers.
-        tokens: [windows, context + 1].
+    """By name, a [d, columns] matrix a layer: weights and gradients of each role, and the residual stream behind each layer, of a
+    causal language model of transformers on tokens [windows, context + 1].
     """
     stream: list[Tensor] = []
     for layer in model.model.layers:
@@ -84,13 +81,8 @@ def row(name: str, of_layers: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def outliers(stream: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Prints, of every few layers, the largest channel's share of a token's energy and the errors of codes; the JSON's rows.
-
-    Args:
-        stream: [d, tokens] a layer.
-
-    Returns:
-        A layer each, of shares and of errors |decoded - x| / |x| a token the median and the most.
+    """Prints, of every few layers of a stream, [d, tokens] each, the largest channel's share of a token's energy and the errors
+    of codes, |decoded - x| / |x|. Returns a row of the JSON a layer, of shares and errors a token the median and the most.
     """
     d, rows = len(stream[0]), []
     print(

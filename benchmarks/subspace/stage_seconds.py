@@ -28,13 +28,8 @@ def stages(kind: str, *, width: int, vocabulary: int, context: int) -> list[nn.M
 
 
 def measure(*, width: int, vocabulary: int, context: int, repetitions: int) -> dict[str, StageSeconds]:
-    """By kind, medians; a micro-batch is one sequence, and stages of both kinds have their turns.
-
-    Args:
-        width: Of the residual stream.
-        vocabulary: Of embedding and head.
-        context: Tokens of a sequence.
-        repetitions: Turns of each stage; one more is not counted.
+    """By kind, medians over so many turns of each stage, and one more that is not counted; a micro-batch is one sequence of
+    `context` tokens, and stages of both kinds have their turns.
     """
     of_kind = {
         kind: stages(kind, width=width, vocabulary=vocabulary, context=context) for kind in ("whole", "constrained")

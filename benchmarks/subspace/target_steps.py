@@ -65,15 +65,9 @@ def validation(curves: Curves, name: str) -> float:
 
 
 def of_runs(curves: Curves, share: float, names: Iterable[str]) -> dict[str, float | None]:
-    """Mean steps of runs to the loss that the free run of the same seed has at a share of its steps.
-
-    Args:
-        curves: As the JSON has them.
-        share: 0 to 1.
-        names: Of runs. One without curves is left out.
-
-    Returns:
-        By name; None where a seed does not reach its target, or where a run's loss is not its model's (`keeps_its_loss`).
+    """Mean steps of runs to the loss that the free run of the same seed has at a share (0 to 1) of its steps, by name; a run
+    without curves is left out. None where a seed does not reach its target, or a run's loss is not its model's
+    (`keeps_its_loss`).
     """
     free = {curve["seed"]: curve for curve in curves if curve["name"] == FREE}
     found: dict[str, float | None] = {}

@@ -11,15 +11,10 @@ from torch import Tensor, nn
 
 
 class Waiting(nn.Module):
-    """A block of a constrained decoder that waits for so long a token, forwards and backwards, and hardly computes.
+    """A block of a constrained decoder that waits for so many seconds a token, forwards and backwards, and hardly computes.
 
     Its attention output and its down projection have one input, the mean of a token's numbers, so that whatever looks at a
     decoder finds the parts of one.
-
-    Args:
-        width: Of the residual stream.
-        forward_s: Seconds of a forward, a token.
-        backward_s: Seconds of a backward, a token.
     """
 
     def __init__(self, width: int, forward_s: float, backward_s: float) -> None:

@@ -107,13 +107,8 @@ Seconds = Mapping[str, StageSeconds]  # by kind: "whole", "constrained"
 
 
 def step_s(token_bytes: float, stages: StageSeconds, *, rate: float = RATE, delay: float = DELAY) -> float:
-    """Simulated seconds of a step of 1F1B.
-
-    Args:
-        token_bytes: Each way.
-        stages: Of a kind.
-        rate: Bits a second of each direction of each link, headers included.
-        delay: Seconds each way.
+    """Simulated seconds of a step of 1F1B, whose boundaries carry `token_bytes` each way, by links of a rate (bits a second of
+    each direction, headers included) and a delay (seconds each way).
     """
     message = [token_bytes * TOKENS / MICRO_BATCHES] * (STAGES - 1)
     orders = [bound.order("1F1B", stage, STAGES, MICRO_BATCHES) for stage in range(STAGES)]
@@ -123,10 +118,8 @@ def step_s(token_bytes: float, stages: StageSeconds, *, rate: float = RATE, dela
 
 
 def factor_of_record(seconds: Seconds, record: Record = RECORDS[1]) -> float:
-    """How many times as fast as measured stages compute where the simulated step of a record takes its seconds.
-
-    Raises:
-        ValueError: Its messages alone take longer.
+    """How many times as fast as measured stages compute where the simulated step of a record takes its seconds; a ValueError
+    where its messages alone take longer.
     """
 
     def simulated(factor: float) -> float:
@@ -157,14 +150,7 @@ class Score:
 
 
 def scores(steps: Mapping[str, float | None], seconds: Seconds, *, rate: float, delay: float) -> list[Score]:
-    """Those of all methods that were trained.
-
-    Args:
-        steps: By run, as target_steps.of_runs().
-        seconds: By kind.
-        rate: As step_s().
-        delay: As step_s().
-    """
+    """Those of all methods that were trained: by run the steps of target_steps.of_runs(), by kind the seconds of a stage."""
     return [
         Score(
             method.name,

@@ -86,13 +86,8 @@ class Entry:
 
 
 class Parameters:
-    """The entries of one model.
-
-    Args:
-        backend: Gives the slots for random draws.
-        options: The state's, checked.
-        named: Key, parameter, and whether it is kept exact.
-        fixed: Whether these are all; if not, others are keyed by the order in which they are first seen.
+    """The entries of one model. `fixed`: the named ones are all; if not, others are keyed by the order in which they are first
+    seen. The backend gives the slots for random draws.
     """
 
     def __init__(

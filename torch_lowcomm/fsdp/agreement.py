@@ -24,8 +24,7 @@ def agree(asked: Mapping[str, Sequence[Named]]) -> None:
     1. Every group compares its layouts. If one group differs, the others compare all the same: their ranks would wait.
     2. Groups that agreed learn in a second round of the others' differences. Groups share ranks, and so no rank goes on alone.
 
-    Args:
-        asked: Layouts by a group's name, in the same order on all ranks. Groups that are not lowcomm's are skipped.
+    `asked` has layouts by a group's name, in the same order on all ranks. Groups that are not lowcomm's are skipped.
     """
     first: Exception | None = None
     agreed = []

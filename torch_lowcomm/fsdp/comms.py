@@ -35,10 +35,6 @@ class _LayoutComm:
         self._slot = (carrier or backend_of(group)).reserve_slots(draws * len(levels.layout))
         self._said: set[str] = set()
 
-    @property
-    def _layout(self) -> _C.Layout:
-        return self.levels.layout
-
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
@@ -53,8 +49,8 @@ class _LayoutComm:
             return "its parameters have several dtypes, or gather bytes"
         if tensor.dtype not in _CODED:
             return f"its dtype is {tensor.dtype}"
-        if elements != self._layout.elements:
-            return f"it has {elements} elements a rank, the layout {self._layout.elements}"
+        if elements != self.levels.layout.elements:
+            return f"it has {elements} elements a rank, the layout {self.levels.layout.elements}"
         return None
 
     def _note_exact(self, group: dist.ProcessGroup, op: str, why: str) -> None:

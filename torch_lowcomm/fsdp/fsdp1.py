@@ -80,15 +80,13 @@ def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = Non
     why = "inside lc.exact()" if _C.in_exact() else why
     if why is not None:
         state._backend.note_exact("all_reduce" if output is None else "reduce_scatter", why)
-        with exact():
-            if output is None:
-                dist.all_reduce(gradient, dist.ReduceOp.AVG, group=state.group)
-            else:
-                dist.reduce_scatter_tensor(output, gradient, dist.ReduceOp.AVG, group=state.group)
-    elif output is not None:
-        state._reduce_scatter(output, gradient)
-    elif state.codec == "none":
+    if output is None and (why is not None or state.codec == "none"):
         with exact():
             dist.all_reduce(gradient, dist.ReduceOp.AVG, group=state.group)
-    else:
+    elif output is None:
         all_reduce(gradient, dist.ReduceOp.AVG, state.group, codec=state.codec)
+    elif why is not None:
+        with exact():
+            dist.reduce_scatter_tensor(output, gradient, dist.ReduceOp.AVG, group=state.group)
+    else:
+        state._reduce_scatter(output, gradient)

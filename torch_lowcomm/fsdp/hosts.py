@@ -44,11 +44,7 @@ class HostComms(NotCopied):
 
     The owner of a shard encodes it once, for the ranks at its place on the other hosts. Hosts pass the decoded values on, so
     that all ranks, the owner too, have the same bits. Gradients are first summed exactly on their host. One worker runs
-    the ops in the order of issue. Collective.
-
-    Args:
-        mesh: A mesh [hosts, ranks of a host] with named dimensions.
-        timeout: Progress deadline of the groups of both levels.
+    the ops in the order of issue. Collective. The mesh is [hosts, ranks of a host], the time-out that of both levels' groups.
     """
 
     _instead = "make a new one"

@@ -87,10 +87,6 @@ class ForwardPrefetch:
     The next module is the one that came next in the model's last forward pass, among modules that ran once in it. A gather
     that no module used is dropped at the end of the pass, because weights may change before a module asks for them.
     Modules that are called from outside `model.forward` prefetch nothing.
-
-    Args:
-        model: The model; a call of its forward is a pass.
-        groups: (wrapped and quantized module, version of its weights).
     """
 
     def __init__(self, model: nn.Module, groups: list[tuple[fsdp2.ParameterGroup, WeightVersion]]) -> None:

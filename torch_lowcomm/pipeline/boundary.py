@@ -45,16 +45,10 @@ class Boundary:
         unit: str | None = None,
         slot: int | None = None,
     ) -> None:
-        """Makes a boundary without channels.
+        """Makes a boundary without channels; its number is the index of the stage before it, or FIRST_EDGE and on.
 
-        Args:
-            backend: The group.
-            peer: The group's rank on the other side.
-            number: The index of the stage before the boundary, or FIRST_EDGE and on.
-            first: The codec of first visits; "": exact.
-            cache: What is remembered of samples.
-            unit: As `unit_of` has it.
-            slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
+        `first` is the codec of first visits, "" for exact. `unit` is as `unit_of` has it. `slot` is the boundary's number in
+        the cache where that is another one: edges to several ranks may have one number.
         """
         expect_unit(unit)
         self._backend, self._peer, self.number = backend, peer, number
@@ -68,13 +62,10 @@ class Boundary:
     def send(
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None = None
     ) -> _C.ChannelMessage:
-        """Sends a tensor; nothing reads it afterwards. Returns the message, to be waited for.
+        """Sends a tensor, on any device; nothing reads it afterwards. Returns the message, to be waited for.
 
-        Args:
-            tensor: On any device; with samples it has a row for each.
-            place: Which of the step's messages it is.
-            codec: Of the tensor, or with samples of their changes; "": exact.
-            samples: With a cache, the number of each row; none of them may be under way.
+        With a cache `samples` are the numbers of the tensor's rows, none of them under way, and the codec is of their changes;
+        "": exact.
         """
         channel, memory, samples = self._channel(tensor, place, codec, samples, sends=True)
         visited = min((memory.version(sample) for sample in samples), default=0) if memory and self._changes.open else 0
@@ -207,12 +198,9 @@ class Boundary:
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:
         """Compares how both sides were made, and forgets samples of activations that go one way where the two differ.
 
-        Both sides call it, and both raise ValueError where they were made differently, or only one of them has a cache.
-
-        Args:
-            said: What both must have equal, by name; the options of their caches are added. A name that one side alone has is
-                not compared.
-            sends: Whether this side sends the activations.
+        Both sides call it, and both raise ValueError where they were made differently, or only one of them has a cache. `said`
+        is what both must have equal, by name; a name that one side alone has is not compared. `sends` says whether this side
+        sends the activations.
         """
         cache = self._cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.slots.rows(self.slot, sends)
@@ -259,7 +247,6 @@ def where(number: int) -> str:
 
 
 def _way(number: int, *, gradients: bool) -> str:
-    """The name of one direction of a boundary in counters, records and errors."""
     return f"{'backward' if gradients else 'forward'} {where(number)}"
 
 
@@ -280,30 +267,21 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Receive:
-    """A posted receive, of a tensor on any device."""
+    """A posted receive of `tensor`, on any device, which has its values after wait()."""
 
     def __init__(self, channel: _C.BoundaryChannel, tensor: torch.Tensor, samples: Sequence[int]) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
         direct = tensor.device.type == "cpu" and tensor.is_contiguous()
         self._host = tensor if direct else _host_memory(tensor)
         self._message = channel.recv(self._host.detach(), samples)
-
-    @property
-    def name(self) -> str:
-        """As the message's."""
-        return self._message.name
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor, which has its values after wait()."""
-        return self._tensor
+        self.name: str = self._message.name
 
     def wait(self) -> None:
         """Blocks until the tensor is there."""
         self._message.wait()
-        if self._host is not self._tensor:
+        if self._host is not self.tensor:
             with torch.no_grad():
-                self._tensor.copy_(self._host, non_blocking=True)  # pinned: the host goes on to launch kernels
+                self.tensor.copy_(self._host, non_blocking=True)  # pinned: the host goes on to launch kernels
 
 
 Message = _C.ChannelMessage | Receive

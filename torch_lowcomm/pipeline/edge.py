@@ -220,9 +220,8 @@ class Edge(NotCopied):
                 f"{self._name}: expected samples= with a cache, and none without, got "
                 f"{'no samples' if samples is None else 'samples'} {'with' if self._cache else 'without'} one"
             )
-        if (
-            self._compared != self._cache.loads and not self._side.withdrawn
-        ):  # of one that is, the message tells the cause
+        # Where an end has failed the message tells the cause.
+        if self._compared != self._cache.loads and not self._side.withdrawn:
             self._compare()
         return self._forward, list_of(samples)
 

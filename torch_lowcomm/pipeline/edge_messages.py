@@ -15,13 +15,7 @@ Numbers = list[int] | None  # of samples
 
 
 class EdgeMessages:
-    """The messages of one end, whose gradients have the codec `backward`. An error fails both ends, and begins with `name`.
-
-    Attributes:
-        sent: Messages that were sent since the edge began.
-        posted: Messages that were posted since then.
-        receives: (chunk, whether it is of one tensor, whether gradients go back, the receives) of each that was not taken yet.
-    """
+    """The messages of one end, whose gradients have the codec `backward`. An error fails both ends, and begins with `name`."""
 
     def __init__(self, side: Boundary, name: str, backward: str) -> None:
         self._side, self._name, self.backward = side, name, backward
@@ -31,6 +25,7 @@ class EdgeMessages:
         """No message has been sent or posted."""
         self.sent = self.posted = 0
         self._sends: dict[tuple[bool, int], Sequence[Message]] = {}  # (whether of gradients, chunk)
+        # Not taken yet: (chunk, whether it is of one tensor, whether gradients go back, the receives).
         self.receives: deque[tuple[int, bool, bool, Sequence[Receive]]] = deque()
 
     def fail(self, why: str) -> None:

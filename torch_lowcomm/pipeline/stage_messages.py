@@ -60,12 +60,10 @@ class StageMessages:
         if number not in self._boundaries:
             other = number + 1 if number == self._stage.stage_index else number
             peer = self._stage.stage_index_to_group_rank.get(other, self._stage.group_rank)
-            c = self._codecs
-            self._boundaries[number] = (
-                None
-                if peer == self._stage.group_rank
-                else Boundary(self._backend, peer, number, first=c.first, cache=c.cache, unit=c.unit)
-            )
+            side, c = None, self._codecs
+            if peer != self._stage.group_rank:
+                side = Boundary(self._backend, peer, number, first=c.first, cache=c.cache, unit=c.unit)
+            self._boundaries[number] = side
         return self._boundaries[number]
 
     def boundary_to(self, other: int) -> Boundary:

@@ -87,11 +87,8 @@ def reset(schedule: Any) -> None:
         stage.fail("the schedule was reset")
     for stage in stages:
         stage.resume()
-    for left in (
-        "_internal_losses",
-        "fwd_recv_ops",
-        "bwd_recv_ops",
-    ):  # torch goes on with those of the step that failed
+    # torch goes on with those of the step that failed.
+    for left in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops"):
         getattr(schedule, left, {}).clear()
     _compare(schedule, stages)
 
@@ -159,9 +156,8 @@ def _loads(stages: list[Stage]) -> int:
 def _compare(schedule: Any, stages: list[Stage]) -> None:
     """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank."""
     said = {"schedule": type(schedule).__name__, "micro-batches": str(schedule._n_microbatches)}
-    sides = [
-        (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries
-    ]
-    for _, sends, side, stage in sorted(sides, key=lambda entry: entry[0]):
+    sides = [(side, stage) for stage in stages for side in stage.boundaries]
+    for side, stage in sorted(sides, key=lambda pair: pair[0].number):
+        sends = side.number == stage.stage_index
         side.compare({**said, **stage.options_to_compare(sends=sends)}, sends=sends)
     schedule._lowcomm_compared = _loads(stages)

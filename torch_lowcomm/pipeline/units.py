@@ -20,15 +20,11 @@ def expect_unit(unit: str | None) -> None:
 
 
 def unit_of(codec: str, shape: Sequence[int], unit: str | None, *, activations: bool) -> int:
-    """The elements of a unit, the same on both sides of a boundary; 0 where the whole tensor is one unit.
+    """The elements of a unit of a tensor, [batch, time, width] or [batch, ...], the same on both sides of a boundary; 0 where the
+    whole tensor is one unit. `unit` is as `Stage` has it.
 
-    Args:
-        codec: The message's codec, or that of a memory; "": exact.
-        shape: Of the tensor: [batch, time, width], or [batch, ...].
-        unit: "token": the last dimension. "sample": all but the first one. "message": the whole tensor. None: a token of a tensor
-            with three dimensions, a sample of any other.
-        activations: Whether these are activations, not gradients. A codec that makes each of their elements depend on all others
-            is then a ValueError, where they are [batch, time, width] or a unit was asked for.
+    A codec that makes each element of activations depend on all others is a ValueError, where they are [batch, time, width] or a
+    unit was asked for.
     """
     if not codec or unit == "message" or len(shape) < 2:
         return 0
@@ -55,7 +51,7 @@ _MANY = 64  # units over which what fills a payload up is nothing
 
 @functools.cache
 def _coded(codec: str, elements: int) -> int:
-    """Bytes of many units."""
+    """Bytes of `_MANY` units."""
     whole = _C.Codec(codec)
     if whole.spec.split(":")[0] in ("none", "fp16", "bf16", "logbyte", "log9"):
         return whole.encoded_bytes(_MANY * elements)

@@ -37,15 +37,10 @@ class Anchor(nn.Module):
         fixed: str = "signs",
         positions: Tensor | None = None,
     ) -> None:
-        """Makes an anchor; all stages are given the same options.
+        """Makes an anchor of rows [width] with the standard deviation `sigma`; all stages are given the same options.
 
-        Args:
-            vocabulary: Tokens are 0...vocabulary - 1.
-            width: d, the size of the residual stream.
-            seed: Of the rows.
-            sigma: The rows' standard deviation.
-            fixed: "signs": ±sigma. "gaussian": N(0, sigma²), as in the paper.
-            positions: float [context, width], added to the row by a token's place in its sequence; a frozen table.
+        The elements are ±sigma with `fixed` "signs"; with "gaussian" they are of N(0, sigma²), as in the paper. `positions`,
+        float [context, width], is added to the row by a token's place in its sequence: a frozen table.
         """
         super().__init__()
         if not 0 < vocabulary <= _MOST_TOKENS:

@@ -70,14 +70,12 @@ def is_here(parameter: Tensor) -> bool:
 def compare(parts: Parts, root: nn.Module, *, exact: bool) -> list[Finding]:
     """Runs a decoder whole and as stages run it, and names the first place where the two differ.
 
-    Both runs have the same two rows of made-up tokens, are in training mode, and seed each block alike. In the second run blocks
-    are called one by one, and what a constrained one returns is encoded to coefficients and decoded, as between two stages: it
-    has to come out as it went in. An optimizer will change a gain that is 1 and a bias that is 0, so gains, biases and
-    constrained weights are drawn for both runs, the last in the subspace. Afterwards all is as it was.
+    Both runs have the same tokens, are in training mode, and seed each block alike. In the second one blocks are called one by
+    one, and what a constrained one returns is encoded to coefficients and decoded, which has to change nothing. An optimizer will
+    change a gain that is 1 and a bias that is 0, so these and constrained weights are drawn, the last in the subspace.
 
-    A stage has no whole decoder to be compared with: only its boundaries are. So are those of a decoder that cannot be called
-    with tokens alone, and of one with parameters that are not here, whose blocks do not run. That is logged. With `exact` false
-    a decoder is not constrained, and is cut without boundaries.
+    Of a stage only the boundaries are compared. So are those of a decoder that cannot be called with tokens alone, or has
+    parameters that are not here, which is logged. With `exact` false a decoder is free, and is cut without boundaries.
     """
     absent = [name for name, p in root.named_parameters() if not is_here(p)]
     if absent:
@@ -205,10 +203,12 @@ def _first_difference(parts: Parts, root: nn.Module, whole: tuple[_Calls, Any] |
             return [Finding(path, reason)]
         for given, _ in calls[:1]:
             if share := _apart(given, x):
+                if not seed:
+                    return [_between(parts, root, x, given)]
                 reason = (
                     f"is given something else than the output of {source}, by a share {share:.3g}: move it into a block"
                 )
-                return [Finding(path, reason) if seed else _between(parts, root, x, given)]
+                return [Finding(path, reason)]
         leaving: list[Finding] = []
         _seed(seed, x)
         try:

@@ -89,7 +89,7 @@ def generate(
 
 
 def _expect_place(stage: StageModule, group: dist.ProcessGroup | None) -> None:
-    """Refuses what is no stage, or not this rank's."""
+
     if not isinstance(stage, StageModule):
         raise TypeError(
             f"stage: expected an lc.pipeline.Stage of what lc.subspace.cut returns, or that module, got {type(stage).__name__}"
@@ -102,7 +102,6 @@ def _expect_place(stage: StageModule, group: dist.ProcessGroup | None) -> None:
 
 
 def _expect(stage: StageModule, ids: torch.Tensor, new: int, temperature: float, seed: int) -> None:
-    """Refuses a caller's mistakes before anything is sent."""
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{stage.name}: ids: expected a tensor, got {type(ids).__name__}")
     for name, number in (("max_new_tokens", new), ("seed", seed)):

@@ -109,11 +109,8 @@ class Grassmann:
             raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
         stages = list(stages)
         modules = [without_ddp(getattr(stage, "submod", stage)) for stage in stages]
-        found = [
-            m.subspace_basis
-            for m in modules
-            if hasattr(m, "block_numbers") and isinstance(getattr(m, "subspace_basis", None), Basis)
-        ]
+        cut = [m for m in modules if hasattr(m, "block_numbers")]
+        found = [m.subspace_basis for m in cut if isinstance(getattr(m, "subspace_basis", None), Basis)]
         if len(found) != len(modules) or not found:
             raise ValueError("subspace: Grassmann: expected stages that lc.subspace.cut made of a constrained decoder")
         self._bases = list({id(basis): basis for basis in found}.values())
@@ -267,7 +264,6 @@ class Grassmann:
             raise ValueError(f"subspace: {expected.format(found)}")
 
     def _gather(self, number: int) -> list[int]:
-        """A number of every rank."""
         numbers = torch.empty(dist.get_world_size(self._group), dtype=torch.int64)
         all_gather_single(numbers, torch.tensor([number]), group=self._group)
         return [int(n) for n in numbers]

@@ -154,7 +154,6 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
             self._take_vectors()
 
     def _take_vectors(self) -> None:
-        """Takes the basis's U."""
         assert self._basis is not None
         self._vectors = self._basis.vectors.detach().double().clone()
         self._core.set_vectors([None if w is None else w.part(self._vectors) for w in self._weights()])

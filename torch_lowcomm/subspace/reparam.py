@@ -114,11 +114,8 @@ def project_gradients(module: nn.Module) -> None:
     mesh where FSDP2 has sharded the weights of the module, a model or a stage. Weights without a gradient, and coordinates, are
     passed over.
     """
-    weights = [
-        weight
-        for weight in constrained_weights(module)
-        if not weight.is_coordinates and weight.parameter.grad is not None
-    ]
+    found = constrained_weights(module)
+    weights = [weight for weight in found if not weight.is_coordinates and weight.parameter.grad is not None]
     gradients = [local(weight.parameter.grad) for weight in weights]
     coordinates = [w.coordinates(wide(g), w.basis.vectors) for w, g in zip(weights, gradients, strict=True)]
     sum_slices(weights, coordinates)

@@ -102,9 +102,8 @@ class StageModule(nn.Module):
                 place(self, parts.positions, part_at(model, parts.positions))
         if parts.rotary is not None:
             place(self, parts.rotary, model.get_submodule(parts.rotary))
-        place(
-            self, parts.blocks, nn.ModuleDict({str(n): b for n, b in parts.blocks_of(model) if n in self.block_numbers})
-        )
+        mine = {str(number): block for number, block in parts.blocks_of(model) if number in self.block_numbers}
+        place(self, parts.blocks, nn.ModuleDict(mine))
         if self.is_last:
             place(self, parts.norm, model.get_submodule(parts.norm))
             place(self, parts.head, model.get_submodule(parts.head))
@@ -295,12 +294,11 @@ def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
         )
     own = {f"{prefix}{name}" for name in stage.state_dict()}
-    paths = [
-        path for path in (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries") if path is not None
-    ]
+    paths = (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries")
+    others = tuple(f"{prefix}{path}." for path in paths if path is not None)
     for name in list(state):
         match = block.match(name)
-        other = int(match[1]) not in mine if match else any(f"{name}.".startswith(f"{prefix}{path}.") for path in paths)
+        other = int(match[1]) not in mine if match else f"{name}.".startswith(others)
         if other and name not in own:
             del state[name]
 

@@ -37,11 +37,7 @@ class CocktailSGD:
         self._under_way: tuple[Any, torch.Tensor, int] | None = None  # the work, the message, and where it starts
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes an inner step, sends its update and applies the average of the one before.
-
-        Returns:
-            The inner step's result.
-        """
+        """Makes an inner step, sends its update and applies the average of the one before; returns what the inner step does."""
         start = self._steps % self._stride
         self._steps += 1
         before = self._outer.clone()

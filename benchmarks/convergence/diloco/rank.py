@@ -82,11 +82,8 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
 
 
 def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[[], int]]:
-    """Wraps a model as a configuration says.
-
-    Returns:
-        The module to call, the optimizer to step (`finish()` ends it with `outer` or `cocktail`), and what counts the bytes
-        that this rank has sent.
+    """Wraps a model as a configuration says: the module to call, the optimizer to step (`finish()` ends it with `outer` or
+    `cocktail`), and what counts the bytes that this rank has sent.
     """
     inner: torch.optim.Optimizer
     if c.muon:  # of the layers' matrices

@@ -96,11 +96,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def watch_gathered(gpt: nn.Module) -> tuple[list[str], Callable[[], None]]:
-    """Hashes every layer's gathered weights in each forward pass, in order of use.
-
-    Returns:
-        The list that the hashes are appended to, and a function that ends this.
-    """
+    """Hashes every layer's gathered weights in each forward pass, in order of use: the list of hashes, and what ends this."""
     seen: list[str] = []
 
     def hook(module: nn.Module, _: object) -> None:

@@ -14,13 +14,8 @@ SPREAD = 1.5  # standard deviation of the centres' coordinates; that of a point 
 
 
 class Clusters:
-    """Points and the cluster of each, drawn anew for every batch.
-
-    Args:
-        seed: Of the centres.
-        spread: Of the centres.
-        shift: How far each centre's coordinates are moved from where `seed` put them (standard deviation): a task that a
-            network trained on the clusters where they were is tuned for.
+    """Points and the cluster of each, drawn anew for every batch. `seed` and `spread` are those of the centres, whose coordinates
+    are moved by `shift` (standard deviation): a network that was trained where they were is tuned for such a task.
     """
 
     def __init__(self, seed: int, spread: float = SPREAD, shift: float = 0.0) -> None:

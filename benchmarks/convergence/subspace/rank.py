@@ -23,20 +23,13 @@ POINT = 20  # steps whose mean loss is a point of a curve
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run.
+    """One run; fields that are not here are as `lc.subspace.cut`, `constrain` and `Projection` have them.
 
     Attributes:
         kind: "constrained" decoders; free ones with boundaries "whole", "top-k", "one-bit", "projection" and "bottleneck".
         rank: Numbers a token that cross a boundary; of "top-k" those that are kept.
-        coefficients: As `lc.subspace.cut`.
-        fixed: As `lc.subspace.constrain`.
-        sigma: As `lc.subspace.constrain`; None: of the embedding.
-        free_blocks: As `lc.subspace.constrain`.
         every: Steps from one turn of the subspace to the next; 0: it stays.
-        learned: As `lc.subspace.Projection`.
-        anchor: As `lc.subspace.Projection`.
-        validation: Windows.
-        watched: Of them those that are evaluated at each point; 0: none.
+        watched: Windows of the `validation` ones that are evaluated at each point; 0: none.
     """
 
     kind: str

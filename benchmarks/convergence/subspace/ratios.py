@@ -28,14 +28,7 @@ _TURNS = 20
 
 
 def step_s(run: Mapping[str, Any], configuration: Mapping[str, Any], stage: StageSeconds, rate: float = RATE) -> float:
-    """Simulated seconds of a step of a run.
-
-    Args:
-        run: A curve of the JSON.
-        configuration: Of the run.
-        stage: Of its kind: the middle ones, and the last.
-        rate: Bits a second, headers included.
-    """
+    """Simulated seconds of a step of a run, whose kind has these stages, at a rate in bits a second, headers included."""
     stages, micro_batches = configuration["stages"], configuration["micro_batches"]
     tokens = configuration["batch"] * CONTEXT / micro_batches
     forward, backward = (

@@ -37,10 +37,8 @@ def _come(namespace: str) -> None:
 
 
 def strangers(namespace: str, to: str, count: int, seconds: float) -> int:
-    """Makes connections to a rank, evenly, of which a third each is silent, says garbage, or begins as TLS does.
-
-    Returns:
-        How many were made.
+    """Makes connections to a rank, evenly, of which a third each is silent, says garbage, or begins as TLS does. Returns how
+    many.
     """
 
     def make() -> int:
