@@ -25,7 +25,7 @@ def _leaves(r, port):
     trained.steps_together(8)
     if r.rank == 0:
         r.say("ended")
-    assert len(trained.lost) == 1 and "onnection" in trained.lost[0], trained.lost
+    assert len(trained.lost) == 1 and "closed the channel" in trained.lost[0], trained.lost
     assert sorted(trained.members.formed.machines) == ["a", "b"]
     return trained.ended()
 
