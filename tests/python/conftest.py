@@ -1,6 +1,8 @@
 """Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
 import collections
+import functools
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -14,6 +16,10 @@ import torch.distributed as dist
 
 # As `python benchmarks` has it: a program, and the examples whose models and texts it uses.
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("benchmarks", "examples")]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on: the pools, or numbers of fresh ranks, that each do what the test says")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -70,6 +76,29 @@ def trio(_zygote):
 def quad(_zygote):
     """Four ranks."""
     yield from _pool(4)
+
+
+@pytest.fixture
+def r(request):
+    """What starts the ranks of a test marked `on`, whose body is what each rank does with its `Rank`, called `r` too."""
+    where = request.node.get_closest_marker("on").args
+    return [functools.partial(_fresh, n) if isinstance(n, int) else request.getfixturevalue(n) for n in where]
+
+
+def _fresh(size, fn, *args, **options):
+    ranks.run_ranks(fn, size, *args, **options)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Has ranks do a test marked `on("pair", "quad", timeout=60)`: those of each pool, or as many fresh ones as a number says."""
+    mark = pyfuncitem.get_closest_marker("on")
+    if mark is None:
+        return None
+    _, *others = inspect.signature(pyfuncitem.obj).parameters
+    for run in pyfuncitem.funcargs["r"]:
+        run(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in others), **mark.kwargs)
+    return True
 
 
 @pytest.fixture

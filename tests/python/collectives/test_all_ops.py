@@ -55,7 +55,8 @@ def test_three_ranks_receive_from_any(trio):
     trio(_any_rank)
 
 
-def _objects(r):
+@pytest.mark.on("trio")
+def test_what_is_built_of_ops(r):
     """What c10d builds of collectives and messages: objects, batches, coalesced ops, split groups, sparse tensors."""
     r.init("lowcomm", timeout_s=30.0)
     gathered = [None] * r.size
@@ -104,11 +105,8 @@ def _objects(r):
     dist.destroy_process_group()
 
 
-def test_what_is_built_of_ops(trio):
-    trio(_objects)
-
-
-def _refused(r):
+@pytest.mark.on("pair")
+def test_what_is_not_carried_is_named(r):
     """What is not carried is named, on the rank that asks, and the group goes on."""
     r.init("lowcomm", timeout_s=30.0)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -138,10 +136,6 @@ def _scatter_options(root):
     options = dist.ScatterOptions()
     options.rootRank = root
     return options
-
-
-def test_what_is_not_carried_is_named(pair):
-    pair(_refused)
 
 
 def _monitored(r):

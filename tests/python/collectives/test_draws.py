@@ -88,7 +88,8 @@ def _coalesced(r, small_first):
     return stats["calls"], stats["exact_calls"], stats["exact_because"]
 
 
-def _far_slots(r):
+@pytest.mark.on("pair")
+def test_slots_do_not_come_around(r):
     """However many slots are given out, no two draw alike, and FORMAT.md says by what."""
     from torch_lowcomm import _C
 
@@ -108,7 +109,3 @@ def _far_slots(r):
         for rank, part in enumerate(out.chunk(r.size)):
             stream = (rank << 16) + slot % 2**16
             assert torch.equal(part, lc.codec(SPEC).roundtrip(x, seed=seed, stream=stream, step=3)), (slot, rank)
-
-
-def test_slots_do_not_come_around(pair):
-    pair(_far_slots)

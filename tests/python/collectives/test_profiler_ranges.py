@@ -43,7 +43,9 @@ def _ranges(prof, op):
     return found
 
 
-def _shown(r, op):
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.on("pair")
+def test_ranges(r, op):
     _init(r)
     run = OPS[op]
     run(r)
@@ -79,12 +81,8 @@ def _shown(r, op):
     assert min(filled) <= first.time_range.end + slack_us
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_ranges(pair, op):
-    pair(_shown, op)
-
-
-def _table_and_trace(r):
+@pytest.mark.on("pair")
+def test_table_and_trace(r):
     """In the aggregate, and in the trace that is exported."""
     _init(r)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
@@ -94,10 +92,6 @@ def _table_and_trace(r):
     path = r.path(f"trace{r.rank}.json")
     prof.export_chrome_trace(str(path))
     assert "lowcomm::all_gather::encode" in path.read_text()
-
-
-def test_table_and_trace(pair):
-    pair(_table_and_trace)
 
 
 def _outlived(r):

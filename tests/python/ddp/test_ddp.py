@@ -204,16 +204,13 @@ class _Gate:
         return future
 
 
-def _asynchronous(r, options):
+@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
+@pytest.mark.on("pair")
+def test_no_hook_waits_for_an_op(r, options):
     r.init()
     model = ddp_model.make(_Gate(lc.ddp.State(**options), r), hook=lambda gate, bucket: gate(bucket))
     for step in range(3):
         ddp_model.loss_of(model, r.rank, step, spare=True).backward()
-
-
-@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
-def test_no_hook_waits_for_an_op(pair, options):
-    pair(_asynchronous, options)
 
 
 def _on_a_subgroup(r):

@@ -96,17 +96,15 @@ def test_one_ranks_mistake_reaches_the_others():
         assert "rank: expected 1 or more" in text
 
 
-def _on_gloo(r):
+@pytest.mark.on("pair")
+def test_a_group_of_gloo_is_refused(r):
     r.init("gloo")
     with pytest.raises(ValueError, match="expected a group of backend lowcomm"):
         lc.ddp.State()
 
 
-def test_a_group_of_gloo_is_refused(pair):
-    pair(_on_gloo)
-
-
-def _another_model(r):
+@pytest.mark.on("pair")
+def test_a_state_of_another_model_is_refused(r):
     r.init()
     state = lc.ddp.State(model=ddp_model.Net())
     model = ddp_model.make(state)  # of parameters of its own
@@ -117,11 +115,8 @@ def _another_model(r):
         ddp_model.loss_of(other, r.rank, 0, spare=True).backward()
 
 
-def test_a_state_of_another_model_is_refused(pair):
-    pair(_another_model)
-
-
-def _op_mistakes(r):
+@pytest.mark.on("pair")
+def test_the_op_checks_before_it_sends(r):
     r.init()
     lc.ddp.State(rank=4)
     with pytest.raises(ValueError, match="lowcomm: compression: expected a tensor of 4 elements, got 3"):
@@ -162,10 +157,6 @@ def torch_compression(shape):
     return lc._C.Compression(shape, rank=0, feedback=True, eight_bits=False, seed=0)
 
 
-def test_the_op_checks_before_it_sends(pair):
-    pair(_op_mistakes)
-
-
 def test_a_compression_is_a_transaction():
     with pytest.raises(ValueError, match="factors are smaller than the matrix of 8 x 8, got 4"):
         lc._C.Compression([8, 8], rank=4, feedback=True, eight_bits=False, seed=0)
@@ -181,7 +172,8 @@ def test_a_compression_is_a_transaction():
     assert torch.equal(compression.residual, torch.arange(15.0).view(3, 5) / 2)
 
 
-def _dies(r):
+@pytest.mark.on(2, allow_exit={1: -signal.SIGKILL})
+def test_a_rank_that_dies_leaves_residuals_as_they_were(r):
     """Rank 1 dies in the second bucket's hook of step 2."""
     r.init(timeout_s=10)
     state = lc.ddp.State(codec="sym4", rank=4)
@@ -205,7 +197,3 @@ def _dying(dying, bucket):
     if dying.rank == 1 and dying.state.steps == 3 and bucket.index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return lc.ddp.hook(dying.state, bucket)
-
-
-def test_a_rank_that_dies_leaves_residuals_as_they_were():
-    ranks.run_ranks(_dies, 2, allow_exit={1: -signal.SIGKILL})

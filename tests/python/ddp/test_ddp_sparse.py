@@ -1,5 +1,6 @@
 """lc.ddp.hook and sparse gradients: averaged exactly, as DDP without a hook does, and said in the log."""
 
+import pytest
 import torch
 from kept_log import kept_log
 from torch import nn
@@ -22,7 +23,8 @@ def _gradients(r, state, poisoned=False):
     return state, *(parameter.grad for parameter in inner.parameters())
 
 
-def _averages(r):
+@pytest.mark.on("pair")
+def test_sparse_gradients_are_averaged_exactly(r):
     r.init()
     _, sparse, dense = _gradients(r, False)
     state, coded_sparse, coded_dense = _gradients(r, True)
@@ -30,14 +32,8 @@ def _averages(r):
     assert not torch.equal(coded_dense, dense), "the dense gradient travels in codes"
     torch.testing.assert_close(coded_dense, dense, rtol=0, atol=0.02 * dense.abs().max().item())
     assert state.state_dict()[f"rank{r.rank}.1.weight.residual"].any()
-    before = lc.stats()
     _, poisoned, _ = _gradients(r, True, poisoned=True)
     assert poisoned.to_dense().isnan().any()
-    return before
-
-
-def test_sparse_gradients_are_averaged_exactly(pair):
-    pair(_averages)
 
 
 def _log(r):

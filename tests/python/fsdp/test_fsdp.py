@@ -175,7 +175,8 @@ def test_gradients(pair, quad, factor, accumulate):
                     assert torch.equal(bits(rank_got[name]), bits(want)), f"{name} must travel exact"
 
 
-def _factors(r):
+@pytest.mark.on("pair")
+def test_divide_factor(r):
     """A divide factor of twice the world's size halves the mean, exactly."""
     r.init("lowcomm")
     got = []
@@ -190,10 +191,6 @@ def _factors(r):
         got.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
     for name, mean in got[0].items():
         assert torch.equal(got[1][name] * 2, mean), name
-
-
-def test_divide_factor(pair):
-    pair(_factors)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -231,7 +228,8 @@ def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, m
         assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
 
 
-def _several_dtypes(r):
+@pytest.mark.on("pair")
+def test_mixed_dtypes_travel_exact(r):
     """A group whose parameters differ in dtype travels as raw bytes: exact, and counted so."""
     r.init("lowcomm")
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).bfloat16().requires_grad_(False))
@@ -247,11 +245,8 @@ def _several_dtypes(r):
     assert stats["exact_calls"] == stats["calls"] == 1, stats
 
 
-def test_mixed_dtypes_travel_exact(pair):
-    pair(_several_dtypes)
-
-
-def _frozen(r):
+@pytest.mark.on("pair")
+def test_frozen_parameters(r):
     """Parameters without gradients are gathered and not reduced."""
     r.init("lowcomm")
     model = make_model()
@@ -275,10 +270,6 @@ def _frozen(r):
         want = dict(exact.named_parameters())[name].grad.full_tensor()
         step = (want.max() - want.min()) / 255
         assert (gradient - want).abs().max() <= 4 * step + 0.05 * want.abs().max(), name
-
-
-def test_frozen_parameters(pair):
-    pair(_frozen)
 
 
 def _plain_path(r):

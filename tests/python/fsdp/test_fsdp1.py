@@ -107,7 +107,8 @@ def test_hybrid_shards_by_policies(quad):
     assert not torch.equal(coded[0][0], exact[0][0])
 
 
-def _scopes(r):
+@pytest.mark.on("pair")
+def test_scopes_and_mistakes(r):
     r.init("lowcomm")
     with pytest.raises(ValueError, match="foo8"):
         lc.fsdp.fsdp1.State(gradients="foo8")
@@ -136,10 +137,6 @@ def _scopes(r):
     lc.fsdp.fsdp1.hook(state, x.double(), got.double())
     reasons = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]["exact_because"]
     assert reasons == {"inside lc.exact()": 1, "its dtype is torch.float64": 1}, reasons
-
-
-def test_scopes_and_mistakes(pair):
-    pair(_scopes)
 
 
 def _mixed(r):

@@ -35,7 +35,9 @@ class _Adapted(nn.Module):
         return self.base(x.bfloat16()).float() + self.up(self.down(x))
 
 
-def _adapted(r, overlap):
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.on("pair", "quad")
+def test_one_coded_dtype_among_several_is_coded(r, overlap):
     r.init("lowcomm")
     torch.manual_seed(2)
     model = fully_shard(_Adapted(), mesh=init_device_mesh("cpu", (r.size,)))
@@ -55,12 +57,6 @@ def _adapted(r, overlap):
     assert stats["exact_calls"] == 0, stats
     assert stats["wire_bytes"] < 0.7 * stats["raw_bytes"], stats
     assert model.up.weight.grad is not None
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_one_coded_dtype_among_several_is_coded(pair, quad, overlap):
-    pair(_adapted, overlap)
-    quad(_adapted, overlap)
 
 
 class _Odd(nn.Module):
@@ -105,7 +101,12 @@ class _Scaled(torch.Tensor):
         return data.to(param_dtype), outputs
 
 
-def _exact(r, what):
+_NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FSDP2 of torch 2.11 shards no integers")
+
+
+@pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
+@pytest.mark.on("pair")
+def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(r, what):
     r.init("lowcomm")
     torch.manual_seed(2)
     model = _Odd(r.size)
@@ -119,11 +120,3 @@ def _exact(r, what):
     stats = lc.stats()[dist.group.WORLD.group_name]["all_gather"]
     assert stats["exact_calls"] == stats["calls"] == 1, stats
     assert stats["exact_because"] == {"its parameters have several dtypes, or gather bytes": 1}, stats
-
-
-_NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FSDP2 of torch 2.11 shards no integers")
-
-
-@pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
-def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(pair, what):
-    pair(_exact, what)

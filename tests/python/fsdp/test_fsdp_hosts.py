@@ -4,7 +4,6 @@ import signal
 import zlib
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
@@ -71,7 +70,9 @@ def test_a_quantized_master_is_what_all_hosts_decoded(quad):
     assert len(set(quad(_master))) == 1
 
 
-def _bytes(r, weights, gradients):
+@pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
+@pytest.mark.on("quad")
+def test_a_host_sends_one_coded_copy(r, weights, gradients):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -98,12 +99,6 @@ def _bytes(r, weights, gradients):
         assert least <= between[op]["wire_bytes"] <= 1.05 * least + 4096, (op, least, between[op])
         assert between[op]["exact_calls"] == (between[op]["calls"] if spec == "none" else 0)
     assert inside["reduce_scatter"]["exact_calls"] == inside["reduce_scatter"]["calls"] == len(model)
-    return between["all_gather"]["wire_bytes"]
-
-
-@pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
-def test_a_host_sends_one_coded_copy(quad, weights, gradients):
-    quad(_bytes, weights, gradients)
 
 
 def _trains(r, how, overlap, hierarchical):
@@ -139,7 +134,8 @@ def test_none_is_exact(quad):
     torch.testing.assert_close(two["losses"], flat["losses"], rtol=1e-3, atol=0)
 
 
-def _mistakes(r):
+@pytest.mark.on("quad")
+def test_mistakes(r):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -155,18 +151,11 @@ def _mistakes(r):
     loss_of(model, batch(r.rank, 0)).backward()
 
 
-def test_mistakes(quad):
-    quad(_mistakes)
-
-
-def _dies(r):
+@pytest.mark.on(4, allow_exit={3: -signal.SIGKILL})
+def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts(r):
     r.init("lowcomm", timeout_s=600)
     flat, hosts = _meshes(r)
     model = make_model(3, mesh=flat)
     lc.fsdp.quantize(model, hosts=hosts)
     train(r, model, 1)
     expect_lost(r, model, 3, r"(?s)(all_gather|reduce_scatter).*rank \d")
-
-
-def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts():
-    ranks.run_ranks(_dies, 4, allow_exit={3: -signal.SIGKILL})

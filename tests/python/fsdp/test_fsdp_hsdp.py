@@ -76,7 +76,8 @@ def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
     assert exact[0][1] == exact[2][1]
 
 
-def _mistakes(r):
+@pytest.mark.on("quad")
+def test_mistakes_and_differences(r):
     r.init("lowcomm")
     flat = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     with pytest.raises(ValueError, match="expected replicate=None for a model without replicas"):
@@ -99,7 +100,3 @@ def _mistakes(r):
     lc.fsdp.quantize(model, replicate=BETWEEN)
     assert backend.policy == f"all_reduce={lc.codec(BETWEEN).spec}"
     loss_of(model, batch(r.rank, 0)).backward()
-
-
-def test_mistakes_and_differences(quad):
-    quad(_mistakes)

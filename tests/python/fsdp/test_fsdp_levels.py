@@ -157,7 +157,8 @@ def test_a_resumed_run_has_its_levels(pair, quad):
     quad(_loaded, state)
 
 
-def _refused(r):
+@pytest.mark.on("pair")
+def test_mistakes(r):
     r.init("lowcomm")
     _, comms, _ = _make(r)
     state = copy.deepcopy(comms.state_dict())
@@ -196,11 +197,8 @@ def _refused(r):
     lc.fsdp.quantize(fresh, weights=WEIGHTS)  # at the paper's steps
 
 
-def test_mistakes(pair):
-    pair(_refused)
-
-
-def _differing(r):
+@pytest.mark.on("pair")
+def test_ranks_with_different_tables(r):
     """A rank whose table is another's does not decode quietly: both versions are named."""
     r.init("lowcomm")
     model, comms, _ = _make(r)
@@ -212,10 +210,6 @@ def _differing(r):
     with pytest.raises(dist.DistBackendError, match=r"(?s)codec.*levels of version [05].*levels of version [05]"):
         model(0)
     dist.destroy_process_group()  # a lost group
-
-
-def test_ranks_with_different_tables(pair):
-    pair(_differing)
 
 
 def _elsewhere(r, where):

@@ -62,7 +62,8 @@ def test_shards_that_are_padded(quad):
     quad(_replaced, "lattice6:bucket=256", False)
 
 
-def _written_unseen(r):
+@pytest.mark.on("pair")
+def test_a_write_that_no_version_shows(r):
     """The next gather sends values that were written behind the versions' back, norms too."""
     r.init("lowcomm")
     codec = lc.codec("minmax4:bucket=128")
@@ -79,11 +80,8 @@ def _written_unseen(r):
         assert _equal(big, torch.cat(shards_of(r, model)["0.big.weight"]))
 
 
-def test_a_write_that_no_version_shows(pair):
-    pair(_written_unseen)
-
-
-def _exact_scope(r):
+@pytest.mark.on("pair")
+def test_an_exact_gather_leaves_the_shard_alone(r):
     r.init("lowcomm")
     model, _ = _make(r, "minmax4:bucket=128")
     before = shards_of(r, model)
@@ -93,11 +91,9 @@ def _exact_scope(r):
         assert all(_equal(a, b) for a, b in zip(shards, before[name], strict=True)), name
 
 
-def test_an_exact_gather_leaves_the_shard_alone(pair):
-    pair(_exact_scope)
-
-
-def _resumed(r, weights, after):
+@pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
+@pytest.mark.on("pair")
+def test_a_resumed_run_goes_on_bit_for_bit(r, weights, after):
     """A checkpoint after a step holds what the next gather encodes; after a forward pass, what it was decoded to."""
     from torch import distributed as dist
 
@@ -124,11 +120,6 @@ def _resumed(r, weights, after):
     assert steps(r, again, its_optimizer, range(3, 6)) == rest
     for name, shards in shards_of(r, again).items():
         assert all(_equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
-
-
-@pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
-def test_a_resumed_run_goes_on_bit_for_bit(pair, weights, after):
-    pair(_resumed, weights, after)
 
 
 def _regression(r, weights, master):
@@ -160,7 +151,8 @@ def test_nearest_stalls_where_the_lattice_does_not(pair):
     assert lattice < 0.01
 
 
-def _refused(r):
+@pytest.mark.on("pair", "quad")
+def test_mistakes(r):
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
     model = make_model(mesh=mesh)
@@ -181,8 +173,3 @@ def _refused(r):
         comms.load_state_dict(other.state_dict())
     with pytest.raises(ValueError, match=r"unexpected: \['master.0', 'master.1'\]"):
         other.load_state_dict(comms.state_dict())
-
-
-def test_mistakes(pair, quad):
-    pair(_refused)
-    quad(_refused)

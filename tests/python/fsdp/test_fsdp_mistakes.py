@@ -23,7 +23,8 @@ def _exact_gathers(r, model):
     return gathers["calls"], gathers["exact_calls"]
 
 
-def _local(r):
+@pytest.mark.on("pair")
+def test_local_mistakes(r):
     """Every rank makes the same mistake."""
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
@@ -48,11 +49,9 @@ def _local(r):
         lc.fsdp.quantize(other)
 
 
-def test_local_mistakes(pair):
-    pair(_local)
-
-
-def _differing(r, what):
+@pytest.mark.parametrize("what", ["codec", "exact"])
+@pytest.mark.on("quad")
+def test_ranks_that_disagree_stay_unquantized(r, what):
     """Ranks that disagree hear what differs, and every one keeps a model that is not quantized."""
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -73,12 +72,9 @@ def _differing(r, what):
     loss_of(model, batch(r.rank, 0)).backward()
 
 
-@pytest.mark.parametrize("what", ["codec", "exact"])
-def test_ranks_that_disagree_stay_unquantized(quad, what):
-    quad(_differing, what)
-
-
-def _one_rank_is_wrong(r, what):
+@pytest.mark.parametrize("what", ["codec", "predicate"])
+@pytest.mark.on("quad")
+def test_a_mistake_of_one_rank_reaches_the_others(r, what):
     """The others get the mistake of one rank as an error of theirs, at once, and nothing has changed."""
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -99,12 +95,10 @@ def _one_rank_is_wrong(r, what):
     assert exact < calls
 
 
-@pytest.mark.parametrize("what", ["codec", "predicate"])
-def test_a_mistake_of_one_rank_reaches_the_others(quad, what):
-    quad(_one_rank_is_wrong, what)
-
-
-def _on_two_meshes(r, first, wrong):
+@pytest.mark.parametrize("first", ["half", "all"])
+@pytest.mark.parametrize("wrong", ["differs", "raises"])
+@pytest.mark.on("quad", timeout=30)
+def test_groups_hear_what_others_of_the_model_find(r, first, wrong):
     """A module sharded over all ranks next to one over half of them: what a half finds, the other half hears."""
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("halves", "half"))
@@ -125,13 +119,8 @@ def _on_two_meshes(r, first, wrong):
     assert comms.state_dict()["gradients.0"] == 1
 
 
-@pytest.mark.parametrize("first", ["half", "all"])
-@pytest.mark.parametrize("wrong", ["differs", "raises"])
-def test_groups_hear_what_others_of_the_model_find(quad, first, wrong):
-    quad(_on_two_meshes, first, wrong, timeout=30)
-
-
-def _unsharded(r):
+@pytest.mark.on("pair")
+def test_quantize_while_gathered(r):
     """The choice of coded parameters does not depend on whether the parameters are gathered when quantize is called."""
     r.init("lowcomm")
     model = make_model(blocks=1, mesh=init_device_mesh("cpu", (r.size,)))
@@ -156,10 +145,6 @@ def _unsharded(r):
     assert not torch.equal(model[0].big.weight, big)
 
 
-def test_quantize_while_gathered(pair):
-    pair(_unsharded)
-
-
 class _Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -171,7 +156,9 @@ class _Tied(nn.Module):
         return self.head(self.embed(tokens))
 
 
-def _tied(r, keep):
+@pytest.mark.parametrize("keep", ["embed.weight", "head.weight", ""])
+@pytest.mark.on("pair")
+def test_tied_parameters_stay_exact_by_any_name(r, keep):
     """The predicate is asked by every name of a tied parameter."""
     r.init("lowcomm")
     torch.manual_seed(3)
@@ -184,12 +171,8 @@ def _tied(r, keep):
         assert ops[op]["exact_calls"] == (ops[op]["calls"] if keep else 0), (op, ops[op])
 
 
-@pytest.mark.parametrize("keep", ["embed.weight", "head.weight", ""])
-def test_tied_parameters_stay_exact_by_any_name(pair, keep):
-    pair(_tied, keep)
-
-
-def _thawed(r):
+@pytest.mark.on("pair")
+def test_other_gradients_than_planned_travel_exact(r):
     """A layout made for other gradients is not used, even where the sizes fit."""
     r.init("lowcomm")
     torch.manual_seed(4)
@@ -210,11 +193,8 @@ def _thawed(r):
     assert "other parameters" in next(iter(reduced["exact_because"]))
 
 
-def test_other_gradients_than_planned_travel_exact(pair):
-    pair(_thawed)
-
-
-def _nan(r):
+@pytest.mark.on("pair")
+def test_a_nan_gradient_is_named(r):
     """A gradient that overflowed: the rank that has it says so, the others learn which it was."""
     r.init("lowcomm", timeout_s=20)
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -230,7 +210,3 @@ def _nan(r):
     dist.barrier()
     out = torch.empty(r.size)
     dist.all_gather_into_tensor(out, torch.ones(1))
-
-
-def test_a_nan_gradient_is_named(pair):
-    pair(_nan)

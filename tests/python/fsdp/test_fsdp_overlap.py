@@ -174,16 +174,13 @@ def test_memory_of_one_more_module_at_most(pair):
         assert now <= before + 1.01, (before, now)
 
 
-def _dies(r):
+@pytest.mark.on(2, allow_exit={1: -signal.SIGKILL})
+def test_a_killed_rank_is_named(r):
     r.init("lowcomm", timeout_s=600)
     model = make_model(3, mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, **CODECS)
     train(r, model, 1)
     expect_lost(r, model, 1, r"(?s)(all_gather|reduce_scatter).*rank 1\b")
-
-
-def test_a_killed_rank_is_named():
-    ranks.run_ranks(_dies, 2, allow_exit={1: -signal.SIGKILL})
 
 
 class _Spoils(torch.autograd.Function):
@@ -196,7 +193,9 @@ class _Spoils(torch.autograd.Function):
         return grad * float("nan")
 
 
-def _refused(r, accumulated):
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.on("pair")
+def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
     """A reduction that fails leaves the gradients that there were."""
     r.init("lowcomm")
     model = make_model(2, mesh=init_device_mesh("cpu", (r.size,)))
@@ -216,21 +215,13 @@ def _refused(r, accumulated):
         assert not accumulated or not torch.equal(p.grad.to_local(), before[f"1.{name}"]), name
 
 
-@pytest.mark.parametrize("accumulated", [False, True])
-def test_a_reduction_that_fails_changes_no_gradient(pair, accumulated):
-    pair(_refused, accumulated)
-
-
-def _differing(r):
+@pytest.mark.on("pair")
+def test_ranks_that_differ_are_told(r):
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     with pytest.raises(dist.DistBackendError, match="with(out)? overlap"):
         lc.fsdp.quantize(model, overlap=r.rank == 0)
     lc.fsdp.quantize(model, overlap=False)
-
-
-def test_ranks_that_differ_are_told(pair):
-    pair(_differing)
 
 
 def _broken(r, overlap):

@@ -51,7 +51,8 @@ def _shared(optimizer):
     return {n: {k: t for k, t in s.items() if not k.startswith("rank")} for n, s in state.items()}
 
 
-def _warm_up(r):
+@pytest.mark.on("quad")
+def test_warm_up_is_adamw(r):
     """AdamW with averaged gradients; a scheduler, parameter groups and a closure are as with torch's."""
     r.init()
     torch.manual_seed(7)
@@ -85,10 +86,6 @@ def _warm_up(r):
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
     assert _same_on_all_ranks(list(model.parameters()))
-
-
-def test_warm_up_is_adamw(quad):
-    quad(_warm_up)
 
 
 def _learns(r, optimizer_of, steps):
@@ -166,7 +163,9 @@ def test_bytes_are_the_codecs(pair, codec):
     assert 8 * elements <= sum(warm for warm, *_ in found) <= 8 * elements + headers
 
 
-def _keeps_bits(r, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.on("pair")
+def test_bits_are_kept(r, dtype):
     """All ranks have the same parameters and moments, and a resumed run goes on with the same bits."""
     r.init()
     model, optimizer = _fresh(dtype, codec="gauss4")
@@ -193,12 +192,8 @@ def _keeps_bits(r, dtype):
         assert not differing(again.state_dict(), model.state_dict()), how
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_are_kept(pair, dtype):
-    pair(_keeps_bits, dtype)
-
-
-def _not_finite(r):
+@pytest.mark.on("pair")
+def test_a_step_that_is_not_finite(r):
     r.init()
     model, optimizer = _fresh()
     for steps in (2, WARM + 2):
@@ -227,11 +222,8 @@ def _not_finite(r):
     assert differing(ddp_model.weights(model), weights)
 
 
-def test_a_step_that_is_not_finite(pair):
-    pair(_not_finite)
-
-
-def _mistakes(r):
+@pytest.mark.on("pair")
+def test_mistakes(r):
     r.init()
     model = ddp_model.Net()
     for options, error, said in [
@@ -286,7 +278,8 @@ def _mistakes(r):
         optimizer.step()
 
 
-def _under_ddp(r):
+@pytest.mark.on("pair")
+def test_ddp_around_the_parameters_is_refused(r):
     """Refused as it is made, or in the first step where DDP comes later, on every rank before anything is sent."""
     r.init()
     model = nn.parallel.DistributedDataParallel(ddp_model.Net())
@@ -305,10 +298,6 @@ def _under_ddp(r):
     optimizer = lc.QuantizedAdam(model.parameters())
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     optimizer.step()
-
-
-def test_ddp_around_the_parameters_is_refused(pair):
-    pair(_under_ddp)
 
 
 def _outgrown(r, factor):
@@ -330,7 +319,3 @@ def test_gradients_that_outgrow_the_warm_up_are_warned_of_once(pair):
         (line,) = lines
         assert "times as large as in the warm-up of 5 steps" in line and "Take more warmup_steps" in line
     assert pair(_outgrown, 1) == [[], []]
-
-
-def test_mistakes(pair):
-    pair(_mistakes)

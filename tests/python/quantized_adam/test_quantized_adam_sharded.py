@@ -3,6 +3,7 @@
 import copy
 
 import ddp_model
+import pytest
 import torch
 import torch.distributed as dist
 from diloco_model import differing
@@ -43,7 +44,8 @@ def _whole(model):
     return {name: p.full_tensor().clone() for name, p in model.named_parameters()}
 
 
-def _shards(r):
+@pytest.mark.on("quad")
+def test_each_shard_is_averaged_with_its_replicas(r):
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     model, optimizer = _sharded(mesh)
@@ -81,7 +83,3 @@ def _shards(r):
     calls = lc.stats()[mesh.get_group("replica").group_name]
     assert calls["quantized_adam"]["calls"] > 0
     assert calls["quantized_adam"]["wire_bytes"] < calls["quantized_adam"]["raw_bytes"] / 3
-
-
-def test_each_shard_is_averaged_with_its_replicas(quad):
-    quad(_shards)

@@ -58,7 +58,8 @@ def test_resets_lose_nothing(every_s, secret):
     ranks.run_ranks(_behind_a_router, 3, every_s, secret, timeout=3 * DEADLINE_S)
 
 
-def _refused(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_what_a_transport_cannot_be_is_refused(r):
     os.environ["LOWCOMM_LISTEN"] = "29600"
     with pytest.raises(ValueError, match="LOWCOMM_LISTEN: expected host:port or :port, got '29600'"):
         r.init("lowcomm", timeout_s=5)
@@ -77,10 +78,6 @@ def _refused(r):
         r.init("lowcomm", timeout_s=5)
 
 
-def test_what_a_transport_cannot_be_is_refused():
-    ranks.run_ranks(_refused, 2, timeout=DEADLINE_S)
-
-
 def _listening():
     """The TCP ports that this process listens on."""
     inodes = set()
@@ -97,7 +94,8 @@ def _listening():
     return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-def _one_port(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_all_groups_share_a_port(r):
     port = ranks.free_port()
     os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", min_bytes=0))
@@ -107,7 +105,3 @@ def _one_port(r):
         dist.all_reduce(torch.ones(1000), group=group)
     assert _listening() == before
     dist.destroy_process_group()
-
-
-def test_all_groups_share_a_port():
-    ranks.run_ranks(_one_port, 2, timeout=DEADLINE_S)
