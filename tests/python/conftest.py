@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("benchmar
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "on: the pools, or numbers of fresh ranks, that each do what the test says")
+    config.addinivalue_line("markers", "on: pools, or numbers of fresh ranks, that do the test; a timeout and the like")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -80,8 +80,9 @@ def quad(_zygote):
 
 @pytest.fixture
 def r(request):
-    """What starts the ranks of a test marked `on`, whose body is what each rank does with its `Rank`, called `r` too."""
-    where = request.node.get_closest_marker("on").args
+    """A test that has it is what each rank does with its `Rank`: of `pair`, or of those that the mark `on` names."""
+    mark = request.node.get_closest_marker("on")
+    where = mark.args if mark else ("pair",)
     return [functools.partial(_fresh, n) if isinstance(n, int) else request.getfixturevalue(n) for n in where]
 
 
@@ -91,14 +92,20 @@ def _fresh(size, fn, *args, **options):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Has ranks do a test marked `on("pair", "quad", timeout=60)`: those of each pool, or as many fresh ones as a number says."""
-    mark = pyfuncitem.get_closest_marker("on")
-    if mark is None:
+    """Has the ranks of the fixture `r` do the test, with its other arguments and the options of the mark `on`."""
+    if "r" not in pyfuncitem.funcargs:
         return None
     _, *others = inspect.signature(pyfuncitem.obj).parameters
+    mark = pyfuncitem.get_closest_marker("on")
     for run in pyfuncitem.funcargs["r"]:
-        run(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in others), **mark.kwargs)
+        run(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in others), **(mark.kwargs if mark else {}))
     return True
+
+
+@pytest.fixture
+def port():
+    """A port that nobody has."""
+    return ranks.free_port()
 
 
 @pytest.fixture

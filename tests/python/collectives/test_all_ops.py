@@ -10,7 +10,8 @@ import torch.distributed as dist
 DEADLINE_S = 90.0
 
 
-def _any_rank(r):
+@pytest.mark.on("pair", "trio")
+def test_receives_from_any_rank(r):
     """Every rank's messages reach a receive that names nobody, with the sender's rank; those of another tag stay apart."""
     r.init("lowcomm", timeout_s=30.0)
     count = 20
@@ -45,14 +46,6 @@ def _any_rank(r):
     if r.rank == 0:
         assert stats["recv"]["calls"] == count * (r.size - 1) + r.size and stats["recv"]["wait_s"] > 0
     dist.destroy_process_group()
-
-
-def test_two_ranks_receive_from_any(pair):
-    pair(_any_rank)
-
-
-def test_three_ranks_receive_from_any(trio):
-    trio(_any_rank)
 
 
 @pytest.mark.on("trio")
@@ -105,7 +98,6 @@ def test_what_is_built_of_ops(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.on("pair")
 def test_what_is_not_carried_is_named(r):
     """What is not carried is named, on the rank that asks, and the group goes on."""
     r.init("lowcomm", timeout_s=30.0)

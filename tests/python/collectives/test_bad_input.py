@@ -40,7 +40,6 @@ BAD_POLICIES = {
 BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0}
 
 
-@pytest.mark.on("pair")
 def test_bad_options_policies_and_environment(r):
     import os
 
@@ -73,7 +72,6 @@ def test_bad_options_policies_and_environment(r):
     check_group(r)
 
 
-@pytest.mark.on("pair")
 def test_wrong_types_and_sizes_within_a_rank(r):
     c = lc.codec("minmax8")
     for x in (torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int32), torch.ones(5, dtype=torch.bool)):

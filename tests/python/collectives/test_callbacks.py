@@ -17,7 +17,6 @@ def _gather(n=N, value=1.0, **kwargs):
 
 
 @pytest.mark.parametrize("inner", ["collective", "future", "barrier", "nested"])
-@pytest.mark.on("pair")
 def test_a_callback_may_wait_for_the_next_op(r, inner):
     """A callback that waits for another op of its group: torch's own quantization hooks do."""
     r.init("lowcomm", timeout_s=20)
@@ -45,7 +44,6 @@ def test_a_callback_may_wait_for_the_next_op(r, inner):
     dist.barrier()
 
 
-@pytest.mark.on("pair")
 def test_a_callback_may_destroy_its_group(r):
     r.init("lowcomm", timeout_s=20)
     _, work = _gather(async_op=True)
@@ -55,7 +53,6 @@ def test_a_callback_may_destroy_its_group(r):
     assert torch.equal(_gather()[0], torch.ones(N * r.size))
 
 
-@pytest.mark.on("pair")
 def test_a_future_outlives_its_work(r):
     """The future of a receive is kept, its Work is not: nobody waits where the Work is dropped."""
     r.init("lowcomm", timeout_s=20)
@@ -92,7 +89,6 @@ def test_completion_means_the_result_is_there(r):
     assert torch.equal(view, torch.full((N,), total))
 
 
-@pytest.mark.on("pair")
 def test_an_exact_scope_closed_elsewhere(r):
     """`lc.exact()` held by a generator that another thread closes: neither thread keeps it, nor loses its own."""
     import threading

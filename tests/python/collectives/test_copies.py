@@ -53,7 +53,6 @@ def test_an_output_that_overlaps_itself_is_refused(r):
             check_group(r)
 
 
-@pytest.mark.on("pair")
 def test_a_copy_that_fails_ends_its_op_alone(r):
     """A copy out that fails is the affair of its rank and its op alone: the exchange was complete."""
     policy = "; ".join(f"{op}=minmax8:bucket=64" for op in OPS)
@@ -72,7 +71,6 @@ def test_a_copy_that_fails_ends_its_op_alone(r):
         check_group(r)
 
 
-@pytest.mark.on("pair")
 def test_ops_on_one_strided_tensor_see_each_other(r):
     """Ops that are issued before the first is done see each other's results, however the tensor lies in memory."""
     policy = "; ".join(f"{op}=sym8:bucket=64" for op in OPS)

@@ -166,7 +166,6 @@ def test_sparse_tensors_keep_no_caller_waiting(r):
     check_group(r)
 
 
-@pytest.mark.on("pair")
 def test_shapes_that_differ(r):
     """c10d does not compare shapes: a broadcast of one view into another one is a legal program."""
     _init(r)
@@ -180,7 +179,6 @@ def test_shapes_that_differ(r):
             lc.set_policy(None, f"{op}=sym8:axis=channel")
 
 
-@pytest.mark.on("pair")
 def test_mistakes_leave_the_numbers(r):
     """A caller's mistake on one rank takes no number: the ranks stay in step."""
     _init(r, "all_gather=sym8:axis=channel; reduce_scatter=sym8:axis=channel")

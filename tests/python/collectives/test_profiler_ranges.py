@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -44,7 +43,6 @@ def _ranges(prof, op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.on("pair")
 def test_ranges(r, op):
     _init(r)
     run = OPS[op]
@@ -81,7 +79,6 @@ def test_ranges(r, op):
     assert min(filled) <= first.time_range.end + slack_us
 
 
-@pytest.mark.on("pair")
 def test_table_and_trace(r):
     """In the aggregate, and in the trace that is exported."""
     _init(r)
@@ -94,8 +91,12 @@ def test_table_and_trace(r):
     assert "lowcomm::all_gather::encode" in path.read_text()
 
 
-def _outlived(r):
-    """Profilers that stop while ops are under way, over and over: nobody writes to what they have left."""
+@pytest.mark.on(2, timeout=120)
+def test_an_op_that_outlives_its_profiler(r):
+    """Profilers that stop while ops are under way, over and over: nobody writes to what they have left.
+
+    In fresh processes: a heap that was written to shows at their end.
+    """
     _init(r)
     for _ in range(8):
         with profile(activities=[ProfilerActivity.CPU]):
@@ -107,8 +108,3 @@ def _outlived(r):
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         OPS["all_gather"](r)
     assert len(_ranges(prof, "all_gather")[""]) == 1
-
-
-def test_an_op_that_outlives_its_profiler():
-    """In fresh processes: a heap that was written to shows at their end."""
-    ranks.run_ranks(_outlived, 2, timeout=120)

@@ -150,8 +150,18 @@ def _call(kind, what, odd, size):
     return issue, outs
 
 
-def _mismatch(r, op, what, policy):
+def _differences():
+    for what in MISMATCHES:
+        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
+            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
+                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
+
+
+@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
+@pytest.mark.on("trio")
+def test_calls_that_differ_between_ranks(r, what, op, kind):
     """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
+    policy = "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8"
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     culprit = r.size - 1
     odd = r.rank == culprit
@@ -169,15 +179,3 @@ def _mismatch(r, op, what, policy):
     assert list(values.values()) == [usual], message
     assert all((out.float() == 7).all() for out in outs), "descriptions are compared before anything is taken"
     check_group(r)
-
-
-def _differences():
-    for what in MISMATCHES:
-        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
-            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
-                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
-
-
-@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
-def test_calls_that_differ_between_ranks(trio, what, op, kind):
-    trio(_mismatch, op, what, "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8")

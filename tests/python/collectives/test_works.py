@@ -55,7 +55,6 @@ def test_works(r):
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
-@pytest.mark.on("pair")
 def test_a_failed_work_says_so(r, op):
     """The Work of an op that failed says so by every way of asking, on the rank at fault and on the others."""
     r.init("lowcomm", timeout_s=600, pg_options=lc.Options(policy=f"{op}=minmax8", min_bytes=0))
@@ -77,7 +76,6 @@ def test_a_failed_work_says_so(r, op):
         work.get_future().wait()
 
 
-@pytest.mark.on("pair")
 def test_the_first_op_does_not_block(r):
     """The first op of a group returns at once, as every other: nobody need wait for his peers to issue theirs."""
     r.init("lowcomm", timeout_s=15)
@@ -118,7 +116,6 @@ def test_sequence_numbers(pair):
     assert seen[0] == seen[1] == [seen[0][0]] * 2
 
 
-@pytest.mark.on("pair")
 def test_the_profiler_sees_own_ops(r):
     """The profiler sees each of lowcomm's own ops once, from issue to completion."""
     r.init("lowcomm")

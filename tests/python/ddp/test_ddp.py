@@ -97,7 +97,7 @@ def test_small_parameters_and_named_ones_travel_exact(pair):
         assert {name for name, equal in same.items() if not equal} == {"up.weight", "spare.weight"} == residuals
 
 
-def _warm_up(r):
+def test_warm_up_is_exact(r):
     r.init()
     plain = ddp_model.make()
     state = lc.ddp.State(codec="sym4", warm_up_steps=3)
@@ -111,12 +111,7 @@ def _warm_up(r):
         plain.zero_grad(), model.zero_grad()
         if step == 2:
             assert not any(v.any() for v in ddp_model.tensors(state, "residual").values())
-    return same
-
-
-def test_warm_up_is_exact(pair):
-    for same in pair(_warm_up):
-        assert same == [True, True, True, False, False]
+    assert same == [True, True, True, False, False]
 
 
 def _inside_exact(r):
@@ -169,24 +164,20 @@ def test_the_hook_wins_over_a_policy(pair):
         assert 3.3 < stats["ratio"] < 4.5  # what travels exact is counted too: the policy names the op
 
 
-def _bits_moved(r):
+def test_bytes_are_the_codes(r):
     r.init()
     state = lc.ddp.State(codec="sym4:bucket=128")
     model = ddp_model.make(state, bucket_cap_mb=25)
     lc.reset_stats()
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
-    return next(iter(lc.stats().values()))["all_reduce"]
-
-
-def test_bytes_are_the_codes(pair):
+    stats = next(iter(lc.stats().values()))["all_reduce"]
     codec = lc.codec("sym4:bucket=128")
     sizes = {n: p.numel() for n, p in ddp_model.Net().named_parameters()}
     # Each slice goes out once, and all of what is exact.
     codes = sum(ddp_model.slice_bytes(codec, 128, sizes[n], 2) for n in ddp_model.CODED)
     exact = sum(4 * size for n, size in sizes.items() if n not in ddp_model.CODED)
-    for stats in pair(_bits_moved):
-        assert codes + exact <= stats["wire_bytes"] <= codes + exact + 1500, "headers, two descriptions"
-        assert stats["calls"] == 2 and stats["exact_calls"] == 1
+    assert codes + exact <= stats["wire_bytes"] <= codes + exact + 1500, "headers, two descriptions"
+    assert stats["calls"] == 2 and stats["exact_calls"] == 1
 
 
 class _Gate:
@@ -205,7 +196,6 @@ class _Gate:
 
 
 @pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
-@pytest.mark.on("pair")
 def test_no_hook_waits_for_an_op(r, options):
     r.init()
     model = ddp_model.make(_Gate(lc.ddp.State(**options), r), hook=lambda gate, bucket: gate(bucket))

@@ -78,7 +78,6 @@ def test_distributed_checkpoint(pair):
     pair(_run, CASES["low rank"], True, "dcp")
 
 
-@pytest.mark.on("pair")
 def test_a_state_is_loaded_after_a_backward_that_broke_off(r):
     """A backward breaks off behind its first buckets, on all ranks; then the state is loaded and trains on."""
     r.init()
@@ -101,19 +100,6 @@ def test_a_state_is_loaded_after_a_backward_that_broke_off(r):
     _expect_same(state.state_dict(), saved)
 
 
-def _refused(r, changes):
-    r.init()
-    net = ddp_model.Net()
-    state = lc.ddp.State(rank=4, model=net)
-    before = state.state_dict()
-    saved = {**before, "steps": 5} | changes
-    saved = {k: v for k, v in saved.items() if v is not None}
-    with pytest.raises(ValueError) as caught:
-        state.load_state_dict(saved)
-    _expect_same(state.state_dict(), before)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -127,12 +113,20 @@ def _refused(r, changes):
     ],
     ids=str,
 )
-def test_a_state_that_does_not_fit_is_refused(pair, changes, said):
-    for text in pair(_refused, changes):
-        assert all(part in text for part in said), text
+def test_a_state_that_does_not_fit_is_refused(r, changes, said):
+    r.init()
+    net = ddp_model.Net()
+    state = lc.ddp.State(rank=4, model=net)
+    before = state.state_dict()
+    saved = {**before, "steps": 5} | changes
+    saved = {k: v for k, v in saved.items() if v is not None}
+    with pytest.raises(ValueError) as caught:
+        state.load_state_dict(saved)
+    _expect_same(state.state_dict(), before)
+    text = str(caught.value)
+    assert all(part in text for part in said), text
 
 
-@pytest.mark.on("pair")
 def test_another_ranks_state_is_refused(r):
     r.init()
     net = ddp_model.Net()
@@ -142,7 +136,6 @@ def test_another_ranks_state_is_refused(r):
         state.load_state_dict(theirs)
 
 
-@pytest.mark.on("pair")
 def test_without_names_the_first_backward_finds_it(r):
     """Without names a state that does not fit is found where its parameters are first seen."""
     r.init()

@@ -175,7 +175,6 @@ def test_gradients(pair, quad, factor, accumulate):
                     assert torch.equal(bits(rank_got[name]), bits(want)), f"{name} must travel exact"
 
 
-@pytest.mark.on("pair")
 def test_divide_factor(r):
     """A divide factor of twice the world's size halves the mean, exactly."""
     r.init("lowcomm")
@@ -228,7 +227,6 @@ def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, m
         assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
 
 
-@pytest.mark.on("pair")
 def test_mixed_dtypes_travel_exact(r):
     """A group whose parameters differ in dtype travels as raw bytes: exact, and counted so."""
     r.init("lowcomm")
@@ -245,7 +243,6 @@ def test_mixed_dtypes_travel_exact(r):
     assert stats["exact_calls"] == stats["calls"] == 1, stats
 
 
-@pytest.mark.on("pair")
 def test_frozen_parameters(r):
     """Parameters without gradients are gathered and not reduced."""
     r.init("lowcomm")

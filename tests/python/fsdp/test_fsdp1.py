@@ -107,7 +107,6 @@ def test_hybrid_shards_by_policies(quad):
     assert not torch.equal(coded[0][0], exact[0][0])
 
 
-@pytest.mark.on("pair")
 def test_scopes_and_mistakes(r):
     r.init("lowcomm")
     with pytest.raises(ValueError, match="foo8"):

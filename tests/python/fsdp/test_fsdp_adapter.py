@@ -70,7 +70,6 @@ def test_the_adapter_describes_what_fsdp2_does(r):
     assert sum(map(len, (g.parameters for g in groups))) - sum(map(sum, (g.trained() for g in groups))) == 1
 
 
-@pytest.mark.on("pair")
 def test_what_overlap_relies_on(r):
     """Overlap relies on this: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
     r.init("lowcomm")
@@ -151,7 +150,6 @@ class _Sum(torch.nn.Module):
 @pytest.mark.skipif(
     not hasattr(FSDPParamGroup, "_init_reduce_scatter_param_order"), reason="this torch mixes no dtypes"
 )
-@pytest.mark.on("pair")
 def test_gradients_of_one_dtype_lie_side_by_side(r):
     """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
     r.init("lowcomm")

@@ -24,7 +24,6 @@ def _make(r):
 
 
 @pytest.mark.parametrize("order", ["comms first", "comms last"])
-@pytest.mark.on("pair")
 def test_a_resumed_run_draws_as_the_unbroken_one(r, order):
     """Stochastic weights and gradients: the resumed run's losses are those of the run without a break."""
     r.init("lowcomm")
@@ -51,7 +50,6 @@ def test_a_resumed_run_draws_as_the_unbroken_one(r, order):
     assert len(set(first + rest)) == STEPS
 
 
-@pytest.mark.on("pair")
 def test_counters(r):
     r.init("lowcomm")
     model, comms, optimizer = _make(r)
@@ -107,7 +105,6 @@ class _OwnRate(torch.optim.Optimizer):
             p.add_(p.grad, alpha=-0.05)
 
 
-@pytest.mark.on("pair")
 def test_optimizers_without_a_rate(r):
     r.init("lowcomm")
     model, comms, _ = _make(r)

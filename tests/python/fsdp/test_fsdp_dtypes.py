@@ -105,7 +105,6 @@ _NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FS
 
 
 @pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
-@pytest.mark.on("pair")
 def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(r, what):
     r.init("lowcomm")
     torch.manual_seed(2)

@@ -23,7 +23,12 @@ def _equal(a, b):
     return torch.equal(bits(a), bits(b))
 
 
-def _replaced(r, weights, checkpointed):
+@pytest.mark.parametrize(
+    ("weights", "checkpointed"),
+    [("minmax4:bucket=128", True), ("lattice6:bucket=256", False), ("levels3:bucket=64", False)],
+)
+@pytest.mark.on("pair", "quad")  # four have shards that are padded
+def test_the_shard_becomes_what_it_was_decoded_to(r, weights, checkpointed):
     """At the first gather after a step the shards become what all compute with, at no other, and that is stepped."""
     r.init("lowcomm")
     Spy.seen = []
@@ -50,19 +55,6 @@ def _replaced(r, weights, checkpointed):
             torch.testing.assert_close(p.to_local(), stepped[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("weights", "checkpointed"),
-    [("minmax4:bucket=128", True), ("lattice6:bucket=256", False), ("levels3:bucket=64", False)],
-)
-def test_the_shard_becomes_what_it_was_decoded_to(pair, weights, checkpointed):
-    pair(_replaced, weights, checkpointed)
-
-
-def test_shards_that_are_padded(quad):
-    quad(_replaced, "lattice6:bucket=256", False)
-
-
-@pytest.mark.on("pair")
 def test_a_write_that_no_version_shows(r):
     """The next gather sends values that were written behind the versions' back, norms too."""
     r.init("lowcomm")
@@ -80,7 +72,6 @@ def test_a_write_that_no_version_shows(r):
         assert _equal(big, torch.cat(shards_of(r, model)["0.big.weight"]))
 
 
-@pytest.mark.on("pair")
 def test_an_exact_gather_leaves_the_shard_alone(r):
     r.init("lowcomm")
     model, _ = _make(r, "minmax4:bucket=128")
@@ -92,7 +83,6 @@ def test_an_exact_gather_leaves_the_shard_alone(r):
 
 
 @pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
-@pytest.mark.on("pair")
 def test_a_resumed_run_goes_on_bit_for_bit(r, weights, after):
     """A checkpoint after a step holds what the next gather encodes; after a forward pass, what it was decoded to."""
     from torch import distributed as dist

@@ -23,7 +23,6 @@ def _exact_gathers(r, model):
     return gathers["calls"], gathers["exact_calls"]
 
 
-@pytest.mark.on("pair")
 def test_local_mistakes(r):
     """Every rank makes the same mistake."""
     r.init("lowcomm")
@@ -119,7 +118,6 @@ def test_groups_hear_what_others_of_the_model_find(r, first, wrong):
     assert comms.state_dict()["gradients.0"] == 1
 
 
-@pytest.mark.on("pair")
 def test_quantize_while_gathered(r):
     """The choice of coded parameters does not depend on whether the parameters are gathered when quantize is called."""
     r.init("lowcomm")
@@ -157,7 +155,6 @@ class _Tied(nn.Module):
 
 
 @pytest.mark.parametrize("keep", ["embed.weight", "head.weight", ""])
-@pytest.mark.on("pair")
 def test_tied_parameters_stay_exact_by_any_name(r, keep):
     """The predicate is asked by every name of a tied parameter."""
     r.init("lowcomm")
@@ -171,7 +168,6 @@ def test_tied_parameters_stay_exact_by_any_name(r, keep):
         assert ops[op]["exact_calls"] == (ops[op]["calls"] if keep else 0), (op, ops[op])
 
 
-@pytest.mark.on("pair")
 def test_other_gradients_than_planned_travel_exact(r):
     """A layout made for other gradients is not used, even where the sizes fit."""
     r.init("lowcomm")
@@ -193,7 +189,6 @@ def test_other_gradients_than_planned_travel_exact(r):
     assert "other parameters" in next(iter(reduced["exact_because"]))
 
 
-@pytest.mark.on("pair")
 def test_a_nan_gradient_is_named(r):
     """A gradient that overflowed: the rank that has it says so, the others learn which it was."""
     r.init("lowcomm", timeout_s=20)

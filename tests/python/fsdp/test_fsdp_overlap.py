@@ -194,7 +194,6 @@ class _Spoils(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("accumulated", [False, True])
-@pytest.mark.on("pair")
 def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
     """A reduction that fails leaves the gradients that there were."""
     r.init("lowcomm")
@@ -215,7 +214,6 @@ def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
         assert not accumulated or not torch.equal(p.grad.to_local(), before[f"1.{name}"]), name
 
 
-@pytest.mark.on("pair")
 def test_ranks_that_differ_are_told(r):
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))

@@ -35,7 +35,6 @@ def _gather(r, n=N):
     return dist.all_gather_into_tensor(torch.empty(n * r.size), torch.ones(n), async_op=True)
 
 
-@pytest.mark.on("pair")
 def test_of_a_living_group(r):
     options = {"min_bytes": 0, "flight_record": 5}
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", **options))

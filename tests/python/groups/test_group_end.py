@@ -53,7 +53,6 @@ def test_shutdown_twice(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.on("pair")
 def test_a_dead_groups_name_means_nothing(r):
     """Names of groups come back after a destroy: a later group must never be taken for one that is still referred to."""
     r.init("lowcomm")

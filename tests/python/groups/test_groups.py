@@ -57,7 +57,6 @@ def test_import_registers_where_torch_loads_no_plugins(r):
 # ---- options and kinds of groups -----------------------------------------------------------------------------------
 
 
-@pytest.mark.on("pair")
 def test_options(r):
     import torch_lowcomm as lc
 
@@ -119,7 +118,6 @@ def test_split_group(r):
     child.shutdown()
 
 
-@pytest.mark.on("pair")
 def test_children_take_the_living_policy(r):
     """Later groups take what their options leave unset from the living default group, or from who is split."""
     import torch_lowcomm as lc
@@ -156,7 +154,6 @@ def test_children_take_the_living_policy(r):
         child.shutdown()
 
 
-@pytest.mark.on("pair")
 def test_a_timeout_of_nothing_is_refused(r):
     for none in (0, -1):
         with pytest.raises(ValueError, match=r"timeout: expected more than 0, got"):
@@ -191,7 +188,6 @@ def test_mesh_override(r):
 
 
 @pytest.mark.parametrize("backend", ["cpu:lowcomm", "cpu:lowcomm,cuda:lowcomm", "lowcomm"])
-@pytest.mark.on("pair")
 def test_device_maps(r, backend):
     r.init(backend)
     check_group(r)

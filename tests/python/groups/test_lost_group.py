@@ -75,7 +75,6 @@ def test_an_abort_breaks_an_agreement(pair, quad):
 
 
 @pytest.mark.parametrize("how", ["exact", "coded"])
-@pytest.mark.on("pair")
 def test_a_time_out_ends_the_group(r, how):
     """A time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
     policy = "all_gather=minmax8; broadcast=minmax8"
@@ -110,7 +109,6 @@ def test_a_time_out_ends_the_group(r, how):
     assert torch.equal(ints, torch.full((3,), r.size))
 
 
-@pytest.mark.on("pair")
 def test_a_mistake_leaves_the_group_whole(r):
     """A call that is refused, and a wait that is over before its op, end nothing."""
     import datetime
@@ -134,7 +132,6 @@ def test_a_mistake_leaves_the_group_whole(r):
     assert torch.equal(out, torch.ones(300 * r.size))
 
 
-@pytest.mark.on("pair")
 def test_futures_of_exact_ops_carry_the_named_error(r):
     """The error that a future carries is the one that wait() raises."""
     r.init("lowcomm")

@@ -149,7 +149,6 @@ def test_set_policy(r):
         lc.set_policy(dist.GroupMember.NON_GROUP_MEMBER, "")
 
 
-@pytest.mark.on("pair")
 def test_one_info_line_a_group(r):
     with kept_log() as lines:
         r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8:bucket=256", min_bytes=123))

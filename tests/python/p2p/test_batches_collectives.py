@@ -152,7 +152,6 @@ def _like_gloo(r):
 
 
 @pytest.mark.parametrize("policy", ["", OWN])
-@pytest.mark.on("pair")
 def test_a_mistake_in_a_block(r, policy):
     r.init("lowcomm", pg_options=options(policy))
     world = dist.group.WORLD

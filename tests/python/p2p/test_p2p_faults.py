@@ -130,7 +130,6 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-@pytest.mark.on("pair")
 def test_messages_that_differ_are_told_on_both_ranks_and_the_group_goes_on(r, name):
     *both, said = DIFFERENCES[name]
     elements, dtype, exact = both[r.rank]

@@ -164,7 +164,6 @@ def test_bytes_are_the_codecs(pair, codec):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.on("pair")
 def test_bits_are_kept(r, dtype):
     """All ranks have the same parameters and moments, and a resumed run goes on with the same bits."""
     r.init()
@@ -192,7 +191,6 @@ def test_bits_are_kept(r, dtype):
         assert not differing(again.state_dict(), model.state_dict()), how
 
 
-@pytest.mark.on("pair")
 def test_a_step_that_is_not_finite(r):
     r.init()
     model, optimizer = _fresh()
@@ -222,7 +220,6 @@ def test_a_step_that_is_not_finite(r):
     assert differing(ddp_model.weights(model), weights)
 
 
-@pytest.mark.on("pair")
 def test_mistakes(r):
     r.init()
     model = ddp_model.Net()
@@ -278,7 +275,6 @@ def test_mistakes(r):
         optimizer.step()
 
 
-@pytest.mark.on("pair")
 def test_ddp_around_the_parameters_is_refused(r):
     """Refused as it is made, or in the first step where DDP comes later, on every rank before anything is sent."""
     r.init()

@@ -29,7 +29,9 @@ def _result(r, op, mine):
     return result
 
 
-def _given_up(r, policy):
+@pytest.mark.parametrize("policy", ["", POLICY])
+@pytest.mark.on("pair", "quad", timeout=DEADLINE_S)
+def test_collectives(r, policy):
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, connections=2))
     store = dist.distributed_c10d._get_default_store()
     mine = torch.linspace(-1, 1, 60_000 * r.size) * (r.rank + 1)
@@ -52,16 +54,6 @@ def _given_up(r, policy):
     failed = [entry for entry in lc.flight_record()[dist.group.WORLD.group_name]["ops"] if entry["state"] == "failed"]
     assert failed and all("was given up by rank" in entry["error"] for entry in failed)
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("policy", ["", POLICY])
-def test_two_ranks(pair, policy):
-    pair(_given_up, policy, timeout=DEADLINE_S)
-
-
-@pytest.mark.parametrize("policy", ["", POLICY])
-def test_four_ranks(quad, policy):
-    quad(_given_up, policy, timeout=DEADLINE_S)
 
 
 @pytest.mark.on("pair", timeout=DEADLINE_S)

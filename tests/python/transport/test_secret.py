@@ -16,7 +16,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from test_tcp import SECRET
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -29,7 +29,7 @@ POLICY = (
     "all_reduce=sym4; all_gather=minmax8; reduce_scatter=qsgd8; all_to_all=sym4; broadcast=sym8; gather=sym4; p2p=sym4"
 )
 
-pytestmark = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
+pytestmark = needs_tls
 
 
 def _results(r, n=70_001):

@@ -14,9 +14,13 @@ from torch_lowcomm import _C
 
 DEADLINE_S = 90.0
 SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
+needs_tls = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
 
 
-def _behind_a_router(r, every_s, secret):
+@pytest.mark.later
+@pytest.mark.parametrize(("every_s", "secret"), [(0.1, ""), pytest.param(0.25, SECRET, marks=needs_tls)])
+@pytest.mark.on(3, timeout=3 * DEADLINE_S)
+def test_resets_lose_nothing(r, every_s, secret):
     """Rank 0 is reached through a router only, which resets connections; the sums are right all the same."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -48,14 +52,6 @@ def _behind_a_router(r, every_s, secret):
     if proxy:
         proxy.close()
     dist.destroy_process_group()
-
-
-@pytest.mark.later
-@pytest.mark.parametrize(("every_s", "secret"), [(0.1, ""), (0.25, SECRET)])
-def test_resets_lose_nothing(every_s, secret):
-    if secret and not _C.tls_library():
-        pytest.skip("this build has no OpenSSL")
-    ranks.run_ranks(_behind_a_router, 3, every_s, secret, timeout=3 * DEADLINE_S)
 
 
 @pytest.mark.on(2, timeout=DEADLINE_S)

@@ -5,7 +5,6 @@ from datetime import timedelta
 from unittest import mock
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
@@ -288,7 +287,8 @@ def test_what_fails_inside_a_host_is_told_to_the_others(r, name):
     assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
 
 
-def _one_dies(r):
+@pytest.mark.on(4, timeout=60, allow_exit={3: 7})
+def test_a_rank_that_dies_is_an_error_on_every_other(r):
     two, n = two_level(r, (2, 2)), 40_000
     residual = two.residual(torch.empty(n))
     two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
@@ -299,8 +299,3 @@ def _one_dies(r):
     with pytest.raises(dist.DistBackendError):
         two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
     assert torch.equal(residual.value, before)
-    return "told"
-
-
-def test_a_rank_that_dies_is_an_error_on_every_other():
-    assert ranks.run_ranks(_one_dies, 4, timeout=60, allow_exit={3: 7}) == ["told"] * 3 + [None]
