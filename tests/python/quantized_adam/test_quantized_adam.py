@@ -28,12 +28,17 @@ def _fresh(dtype=torch.float32, **options):
     return model, lc.QuantizedAdam(model.named_parameters(), **{**SETTINGS, "warmup_steps": WARM, **options})
 
 
-def _train(model, optimizer, rank, steps, spare=True):
+def train(model, optimizer, rank, steps):
+    """Steps with these numbers; their losses."""
+    losses = []
     for step in steps:
         x, y = ddp_model.batch(rank, step)
-        (model(x.to(next(model.parameters()).dtype), spare=spare) - y).square().mean().backward()
+        loss = (model(x.to(next(model.parameters()).dtype), spare=True) - y).square().mean()
+        loss.backward()
+        losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
+    return losses
 
 
 def _same_on_all_ranks(tensors):
@@ -138,11 +143,11 @@ def _bytes(r, codec):
     """Every element is coded after the warm-up, and a step sends the bytes that the codec takes for its slices."""
     r.init()
     model, optimizer = _fresh(codec=codec)
-    _train(model, optimizer, r.rank, range(WARM))
+    train(model, optimizer, r.rank, range(WARM))
     (ops,) = lc.stats().values()
     warm = ops["quantized_adam_warmup"]
     lc.reset_stats()
-    _train(model, optimizer, r.rank, range(WARM, WARM + 8))
+    train(model, optimizer, r.rank, range(WARM, WARM + 8))
     (ops,) = lc.stats().values()
     assert {op for op, figures in ops.items() if figures["calls"]} == {"quantized_adam"}
     coded = ops["quantized_adam"]
@@ -169,11 +174,11 @@ def test_bits_are_kept(r, dtype):
     r.init()
     model, optimizer = _fresh(dtype, codec="gauss4")
     assert get_optimizer_state_dict(model, optimizer)["state"].keys() == dict(model.named_parameters()).keys()
-    _train(model, optimizer, r.rank, range(WARM + 4))
+    train(model, optimizer, r.rank, range(WARM + 4))
     saved, weights = _own(optimizer), copy.deepcopy(model.state_dict())
     kept = {"optimizer": get_optimizer_state_dict(model, optimizer), "model": weights}
     dcp.save(kept, checkpoint_id=r.path("dcp"))
-    _train(model, optimizer, r.rank, range(WARM + 4, WARM + 12))
+    train(model, optimizer, r.rank, range(WARM + 4, WARM + 12))
     assert _same_on_all_ranks([list(model.parameters()), _shared(optimizer)])
     residual = saved["state"][0][f"rank{r.rank}.residual"]
     assert residual.dtype == torch.float32 and residual.abs().max() > 0
@@ -186,7 +191,7 @@ def test_bits_are_kept(r, dtype):
             kept = {"optimizer": get_optimizer_state_dict(again, other), "model": again.state_dict()}
             dcp.load(kept, checkpoint_id=r.path("dcp"))
             set_optimizer_state_dict(again, other, kept["optimizer"])
-        _train(again, other, r.rank, range(WARM + 4, WARM + 12))
+        train(again, other, r.rank, range(WARM + 4, WARM + 12))
         assert not differing(_own(other)["state"], _own(optimizer)["state"]), how
         assert not differing(again.state_dict(), model.state_dict()), how
 
@@ -195,7 +200,7 @@ def test_a_step_that_is_not_finite(r):
     r.init()
     model, optimizer = _fresh()
     for steps in (2, WARM + 2):
-        _train(model, optimizer, r.rank, range(steps))
+        train(model, optimizer, r.rank, range(steps))
         before, weights = _own(optimizer), ddp_model.weights(model)
         ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
         if r.rank == 1:
@@ -258,15 +263,15 @@ def test_mistakes(r):
     ]:
         model, optimizer = _fresh(**options)
         with pytest.raises(dist.DistBackendError, match=said):
-            _train(model, optimizer, r.rank, range(1))
+            train(model, optimizer, r.rank, range(1))
     model, optimizer = _fresh()
     with pytest.raises(ValueError, match="load: .*: expected 'exp_avg' in the state, got none"):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
-    _train(model, optimizer, r.rank, range(WARM + 2))
+    train(model, optimizer, r.rank, range(WARM + 2))
     other = nn.Parameter(torch.ones(600, 2))
     optimizer.add_param_group({"params": [("other", other)], "lr": 1e-2})
     other.grad = torch.full_like(other, 1.0 + r.rank)
-    _train(model, optimizer, r.rank, range(1))
+    train(model, optimizer, r.rank, range(1))
     assert 0 < (1 - other).abs().max() < 0.02 and _same_on_all_ranks([list(model.parameters()), other])
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     optimizer.add_param_group({"params": [("frozen", frozen)]})
