@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits
+from fsdp_model import gathered
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -12,13 +13,6 @@ import torch_lowcomm as lc
 from torch_lowcomm._compatibility import minor
 
 SPEC = "minmax4:bucket=128"
-
-
-def _gathered(model):
-    model.unshard()
-    seen = {name: p.detach().clone() for name, p in model.named_parameters()}
-    model.reshard()
-    return seen
 
 
 class _Adapted(nn.Module):
@@ -45,7 +39,7 @@ def test_one_coded_dtype_among_several_is_coded(r, overlap):
     base = list(model.base.weight.full_tensor().chunk(r.size))
     lc.fsdp.quantize(model, weights=SPEC, gradients="none", overlap=overlap)
     lc.reset_stats()
-    seen = _gathered(model)
+    seen = gathered(model)
     for name, want in before.items():
         if name == "base.weight":
             want = torch.cat([lc.codec(SPEC).roundtrip(part.contiguous()) for part in base])
@@ -115,7 +109,7 @@ def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(r, what):
     model = fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, weights=SPEC)
     lc.reset_stats()
-    _gathered(model)
+    gathered(model)
     stats = lc.stats()[dist.group.WORLD.group_name]["all_gather"]
     assert stats["exact_calls"] == stats["calls"] == 1, stats
     assert stats["exact_because"] == {"its parameters have several dtypes, or gather bytes": 1}, stats

@@ -1,15 +1,14 @@
 """lc.fsdp.quantize(hosts=mesh), hierarchical: two hosts of two ranks, exact inside and coded once between."""
 
 import signal
-import zlib
 
 import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import CODED, batch, expect_lost, loss_of, make_model, train, whole
+from fsdp_model import CODED, batch, crc, expect_lost, gathered, loss_of, make_model, train, whole, wrapped
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import torch_lowcomm as lc
 
@@ -23,31 +22,18 @@ def _meshes(r):
     )
 
 
-def _gathered(model):
-    seen = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
-    for name, p in model.named_parameters():
-        seen[name] = p.detach().clone()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    return seen
-
-
 def _weights(r):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model, other = make_model(mesh=flat), make_model(mesh=flat)
     lc.fsdp.quantize(model, weights=WEIGHTS, gradients="none", hosts=hosts)
     lc.fsdp.quantize(other, weights=WEIGHTS, gradients="none")
-    ours, theirs = _gathered(model), _gathered(other)
+    ours, theirs = gathered(model), gathered(other)
     for name, t in theirs.items():
         assert torch.equal(bits(ours[name]), bits(t)), name  # the nearest value draws nothing: as over the flat group
     exact = whole(model)
     assert any(not torch.equal(ours[name], exact[name]) for name in ours if name.endswith(CODED))
-    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in ours.values()))
+    return crc(ours.values())
 
 
 def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
@@ -60,10 +46,10 @@ def _master(r):
     model = make_model(mesh=flat)
     lc.fsdp.quantize(model, weights="lattice8:bucket=128", gradients="levels4", master="quantized", hosts=hosts)
     train(r, model, 3)
-    seen = _gathered(model)
+    seen = gathered(model)
     for name, t in whole(model).items():
         assert torch.equal(bits(seen[name]), bits(t)), name  # the shards are what everybody decoded
-    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+    return crc(seen.values())
 
 
 def test_a_quantized_master_is_what_all_hosts_decoded(quad):
@@ -109,9 +95,8 @@ def _trains(r, how, overlap, hierarchical):
     codecs = {"weights": "none", "gradients": "none"} if how == "none" else {"weights": "qsgd8:bucket=256"}
     lc.fsdp.quantize(model, **codecs, overlap=overlap, **({"hosts": hosts} if hierarchical else {}))
     if how == "divided":
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(3.0)
+        for module in wrapped(model):
+            module.set_gradient_divide_factor(3.0)
     losses = train(r, model, 6, accumulate=2)
     return {"losses": losses, **whole(model)}
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_model import batch, loss_of, make_model
+from fsdp_model import batch, loss_of, make_model, wrapped
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 import torch_lowcomm as lc
 
@@ -125,16 +125,14 @@ def test_quantize_while_gathered(r):
     norm = model[0].norm.weight
     nn.init.normal_(norm)
     expected = norm.full_tensor()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
+    for module in wrapped(model):
+        module.unshard()
     asked = []
     lc.fsdp.quantize(model, weights=MINMAX2, exact=lambda name, _: asked.append(name) or name == "0.back.weight")
     # Norms, biases and the small matrix are settled before.
     assert sorted(asked) == ["0.back.weight", "0.big.weight"]
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in wrapped(model):
+        module.reshard()
     back = model[0].back.weight.full_tensor()
     big = model[0].big.weight.full_tensor()
     model[0].unshard()

@@ -7,7 +7,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole
+from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole, wrapped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -16,10 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import torch_lowcomm as lc
 
 CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd8:bucket=256"}  # their draws would show another order
-
-
-def _wrapped(model):
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 class _Skipping(nn.Module):
@@ -62,7 +58,7 @@ def _run(r, how, overlap):
     model = _model(r, how)
     lc.fsdp.quantize(model, **CODECS, overlap=overlap)
     hooked = []
-    for module in _wrapped(model):
+    for module in wrapped(model):
         if how == "compiled":
             module.compile(backend="eager")
         if how == "kept":
@@ -145,7 +141,7 @@ def _alive(r, overlap):
     plain = fsdp2.new_buffer
 
     def note():
-        gathered = sum(p.numel() * 4 for m in _wrapped(model) for p in m.parameters() if not hasattr(p, "placements"))
+        gathered = sum(p.numel() * 4 for m in wrapped(model) for p in m.parameters() if not hasattr(p, "placements"))
         buffers = sum(size for ref, size in seen.values() if not ref.expired())
         peaks.append(gathered + buffers)
 
