@@ -1,6 +1,8 @@
 """Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
 import collections
+import functools
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -14,6 +16,10 @@ import torch.distributed as dist
 
 # As `python benchmarks` has it: a program, and the examples whose models and texts it uses.
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("benchmarks", "examples")]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on: pools, or numbers of fresh ranks, that do the test; a timeout and the like")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -70,6 +76,36 @@ def trio(_zygote):
 def quad(_zygote):
     """Four ranks."""
     yield from _pool(4)
+
+
+@pytest.fixture
+def r(request):
+    """A test that has it is what each rank does with its `Rank`: of `pair`, or of those that the mark `on` names."""
+    mark = request.node.get_closest_marker("on")
+    where = mark.args if mark else ("pair",)
+    return [functools.partial(_fresh, n) if isinstance(n, int) else request.getfixturevalue(n) for n in where]
+
+
+def _fresh(size, fn, *args, **options):
+    ranks.run_ranks(fn, size, *args, **options)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Has the ranks of the fixture `r` do the test, with its other arguments and the options of the mark `on`."""
+    if "r" not in pyfuncitem.funcargs:
+        return None
+    _, *others = inspect.signature(pyfuncitem.obj).parameters
+    mark = pyfuncitem.get_closest_marker("on")
+    for run in pyfuncitem.funcargs["r"]:
+        run(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in others), **(mark.kwargs if mark else {}))
+    return True
+
+
+@pytest.fixture
+def port():
+    """A port that nobody has."""
+    return ranks.free_port()
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import zlib
 
 import pytest
 import torch
 import torch.distributed as dist
+from collective_cases import bits
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 64
@@ -87,6 +90,27 @@ def train(r, model, steps, accumulate=1, lr=3e-3):
         optimizer.zero_grad()
         losses.append(loss.detach())
     return torch.stack(losses)
+
+
+def wrapped(model):
+    """What fully_shard was called on, of a model."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def gathered(model):
+    """Every parameter as this rank computes with it."""
+    for module in wrapped(model):
+        module.unshard()
+    seen = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert not any(isinstance(p, DTensor) for p in seen.values())
+    for module in wrapped(model):
+        module.reshard()
+    return seen
+
+
+def crc(tensors):
+    """By which ranks compare what they have."""
+    return zlib.crc32(b"".join(bits(t.detach().contiguous()).numpy().tobytes() for t in tensors))
 
 
 def whole(model):

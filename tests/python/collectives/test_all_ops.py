@@ -10,7 +10,8 @@ import torch.distributed as dist
 DEADLINE_S = 90.0
 
 
-def _any_rank(r):
+@pytest.mark.on("pair", "trio")
+def test_receives_from_any_rank(r):
     """Every rank's messages reach a receive that names nobody, with the sender's rank; those of another tag stay apart."""
     r.init("lowcomm", timeout_s=30.0)
     count = 20
@@ -47,15 +48,8 @@ def _any_rank(r):
     dist.destroy_process_group()
 
 
-def test_two_ranks_receive_from_any(pair):
-    pair(_any_rank)
-
-
-def test_three_ranks_receive_from_any(trio):
-    trio(_any_rank)
-
-
-def _objects(r):
+@pytest.mark.on("trio")
+def test_what_is_built_of_ops(r):
     """What c10d builds of collectives and messages: objects, batches, coalesced ops, split groups, sparse tensors."""
     r.init("lowcomm", timeout_s=30.0)
     gathered = [None] * r.size
@@ -104,11 +98,7 @@ def _objects(r):
     dist.destroy_process_group()
 
 
-def test_what_is_built_of_ops(trio):
-    trio(_objects)
-
-
-def _refused(r):
+def test_what_is_not_carried_is_named(r):
     """What is not carried is named, on the rank that asks, and the group goes on."""
     r.init("lowcomm", timeout_s=30.0)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -138,10 +128,6 @@ def _scatter_options(root):
     options = dist.ScatterOptions()
     options.rootRank = root
     return options
-
-
-def test_what_is_not_carried_is_named(pair):
-    pair(_refused)
 
 
 def _monitored(r):

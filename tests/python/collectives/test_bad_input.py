@@ -40,7 +40,7 @@ BAD_POLICIES = {
 BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0}
 
 
-def _refused(r):
+def test_bad_options_policies_and_environment(r):
     import os
 
     for text, named in BAD_POLICIES.items():
@@ -72,11 +72,7 @@ def _refused(r):
     check_group(r)
 
 
-def test_bad_options_policies_and_environment(pair):
-    pair(_refused)
-
-
-def _wrong_types(r):
+def test_wrong_types_and_sizes_within_a_rank(r):
     c = lc.codec("minmax8")
     for x in (torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int32), torch.ones(5, dtype=torch.bool)):
         for call in (c.encode, c.roundtrip):
@@ -113,7 +109,3 @@ def _wrong_types(r):
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         dist.reduce_scatter_tensor(torch.empty(3), torch.ones(3 * r.size, dtype=torch.bfloat16))
     check_group(r)
-
-
-def test_wrong_types_and_sizes_within_a_rank(pair):
-    pair(_wrong_types)

@@ -16,7 +16,8 @@ def _gather(n=N, value=1.0, **kwargs):
     return out, dist.all_gather_into_tensor(out, torch.full((n,), value), **kwargs)
 
 
-def _waits_in_a_callback(r, inner):
+@pytest.mark.parametrize("inner", ["collective", "future", "barrier", "nested"])
+def test_a_callback_may_wait_for_the_next_op(r, inner):
     """A callback that waits for another op of its group: torch's own quantization hooks do."""
     r.init("lowcomm", timeout_s=20)
 
@@ -43,12 +44,7 @@ def _waits_in_a_callback(r, inner):
     dist.barrier()
 
 
-@pytest.mark.parametrize("inner", ["collective", "future", "barrier", "nested"])
-def test_a_callback_may_wait_for_the_next_op(pair, inner):
-    pair(_waits_in_a_callback, inner)
-
-
-def _destroys_in_a_callback(r):
+def test_a_callback_may_destroy_its_group(r):
     r.init("lowcomm", timeout_s=20)
     _, work = _gather(async_op=True)
     work.get_future().then(lambda _: dist.destroy_process_group()).wait()
@@ -57,11 +53,7 @@ def _destroys_in_a_callback(r):
     assert torch.equal(_gather()[0], torch.ones(N * r.size))
 
 
-def test_a_callback_may_destroy_its_group(pair):
-    pair(_destroys_in_a_callback)
-
-
-def _future_outlives_its_work(r):
+def test_a_future_outlives_its_work(r):
     """The future of a receive is kept, its Work is not: nobody waits where the Work is dropped."""
     r.init("lowcomm", timeout_s=20)
     peer = 1 - r.rank
@@ -78,11 +70,8 @@ def _future_outlives_its_work(r):
         lonely.wait()
 
 
-def test_a_future_outlives_its_work(pair):
-    pair(_future_outlives_its_work)
-
-
-def _polled(r):
+@pytest.mark.on("pair", "quad")
+def test_completion_means_the_result_is_there(r):
     """The stand-in for a non-contiguous tensor is copied back before the Work calls itself complete."""
     r.init("lowcomm", timeout_s=20)
     whole = torch.zeros(2 * N)
@@ -100,12 +89,7 @@ def _polled(r):
     assert torch.equal(view, torch.full((N,), total))
 
 
-def test_completion_means_the_result_is_there(pair, quad):
-    pair(_polled)
-    quad(_polled)
-
-
-def _scope_of_a_generator(r):
+def test_an_exact_scope_closed_elsewhere(r):
     """`lc.exact()` held by a generator that another thread closes: neither thread keeps it, nor loses its own."""
     import threading
 
@@ -132,7 +116,3 @@ def _scope_of_a_generator(r):
     assert not _C.in_exact()
     with lc.exact(), lc.exact():
         assert _C.in_exact()
-
-
-def test_an_exact_scope_closed_elsewhere(pair):
-    pair(_scope_of_a_generator)

@@ -135,7 +135,8 @@ def test_every_collective_gives_gloos_bits(request, sweep, size):
     assert not missing, f"compared nothing for {missing}; gloo refuses {sorted(refused)[:10]}"
 
 
-def _sparse(r):
+@pytest.mark.on("pair", "quad")
+def test_sparse_all_reduce(r):
     ours, gloo = _groups(r)
     for n, asynchronous in ((0, False), (3, False), (40, True)):
         results = []
@@ -151,12 +152,8 @@ def _sparse(r):
         torch.testing.assert_close(*results)
 
 
-def test_sparse_all_reduce(pair, quad):
-    pair(_sparse)
-    quad(_sparse)
-
-
-def _functional_autograd(r):
+@pytest.mark.on("pair", "quad")
+def test_functional_collectives_with_gradients(r):
     ours, gloo = _groups(r)
     results = []
     for group in (ours, gloo):
@@ -168,8 +165,3 @@ def _functional_autograd(r):
     for a, b in zip(*results, strict=True):
         assert r.size > 2 or torch.equal(bits(a), bits(b))
         torch.testing.assert_close(a, b)
-
-
-def test_functional_collectives_with_gradients(pair, quad):
-    pair(_functional_autograd)
-    quad(_functional_autograd)

@@ -110,7 +110,8 @@ def test_every_reduce_scatter_is_the_sum_in_rank_order(pair, quad, spec):
         quad(_scatters, spec, timeout=120)
 
 
-def _in_flight(r):
+@pytest.mark.on("pair", "quad")
+def test_many_in_flight(r):
     """Compressed and exact ops of both kinds in flight together, waited for in reverse."""
     spec = "qsgd8:bucket=512"
     r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
@@ -129,8 +130,3 @@ def _in_flight(r):
         if k % 3:
             parts = gathered_by_hand(codec, case, (case.n,), step)[0]
         assert torch.equal(out, torch.cat(parts)), k
-
-
-def test_many_in_flight(pair, quad):
-    pair(_in_flight)
-    quad(_in_flight)

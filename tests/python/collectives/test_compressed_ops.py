@@ -92,7 +92,9 @@ def test_every_all_reduce_is_the_coded_sum(pair, trio, spec):
         trio(_reduces, spec, timeout=120)
 
 
-def _all_to_all(r, spec):
+@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])
+@pytest.mark.on("pair", "quad", timeout=60)
+def test_every_all_to_all_gives_the_codecs_bits(r, spec):
     r.init("lowcomm", pg_options=options(f"all_to_all={spec}", min_bytes=4000 * r.size))
     codec = lc.codec(spec)
 
@@ -137,12 +139,8 @@ def _all_to_all(r, spec):
 
 
 @pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])
-def test_every_all_to_all_gives_the_codecs_bits(pair, quad, spec):
-    pair(_all_to_all, spec, timeout=60)
-    quad(_all_to_all, spec, timeout=60)
-
-
-def _rooted(r, spec):
+@pytest.mark.on("pair", "trio", timeout=60)
+def test_broadcast_and_gather_give_the_codecs_bits(r, spec):
     r.init("lowcomm", pg_options=options(f"broadcast={spec}; gather={spec}"))
     codec = lc.codec(spec)
     for dtype in (torch.float32, torch.bfloat16):
@@ -167,13 +165,8 @@ def _rooted(r, spec):
     assert objects == [{"any": "thing"}]
 
 
-@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])
-def test_broadcast_and_gather_give_the_codecs_bits(pair, trio, spec):
-    pair(_rooted, spec, timeout=60)
-    trio(_rooted, spec, timeout=60)
-
-
-def _feedback(r):
+@pytest.mark.on("pair", timeout=60)
+def test_error_feedback_is_a_transaction(r):
     """A failed op leaves the residual as it was, and its state brings it back."""
     r.init("lowcomm")
     shape = (50, 41)
@@ -213,7 +206,3 @@ def _feedback(r):
     lc.all_reduce(torch.ones(8), codec="sym4", residual=inside)
     with pytest.raises(ValueError, match="shape"):
         other.load_state_dict({"value": torch.ones(3)})
-
-
-def test_error_feedback_is_a_transaction(pair):
-    pair(_feedback, timeout=60)

@@ -37,7 +37,8 @@ def _outputs(r):
     }
 
 
-def _overlap(r):
+@pytest.mark.on("pair", "quad")
+def test_an_output_that_overlaps_itself_is_refused(r):
     """One rank's mistake, before it takes part: the op then goes as if nothing had been."""
     policy = "; ".join(f"{op}=minmax8:bucket=64" for op in OPS)
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
@@ -52,12 +53,7 @@ def _overlap(r):
             check_group(r)
 
 
-def test_an_output_that_overlaps_itself_is_refused(pair, quad):
-    pair(_overlap)
-    quad(_overlap)
-
-
-def _failing_copy(r):
+def test_a_copy_that_fails_ends_its_op_alone(r):
     """A copy out that fails is the affair of its rank and its op alone: the exchange was complete."""
     policy = "; ".join(f"{op}=minmax8:bucket=64" for op in OPS)
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
@@ -75,11 +71,7 @@ def _failing_copy(r):
         check_group(r)
 
 
-def test_a_copy_that_fails_ends_its_op_alone(pair):
-    pair(_failing_copy)
-
-
-def _in_order(r):
+def test_ops_on_one_strided_tensor_see_each_other(r):
     """Ops that are issued before the first is done see each other's results, however the tensor lies in memory."""
     policy = "; ".join(f"{op}=sym8:bucket=64" for op in OPS)
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
@@ -100,7 +92,3 @@ def _in_order(r):
         results.append([t.contiguous(), other.contiguous(), parts])
     for dense, strided in zip(*results, strict=True):
         assert torch.equal(bits(dense), bits(strided))
-
-
-def test_ops_on_one_strided_tensor_see_each_other(pair):
-    pair(_in_order)

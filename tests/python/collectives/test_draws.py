@@ -63,14 +63,8 @@ def test_groups_of_a_rank_draw_by_themselves(pair):
 
 
 @pytest.mark.parametrize("small_first", [False, True])
-def test_a_coalesced_op_is_coded_as_one(pair, small_first):
+def test_a_coalesced_op_is_coded_as_one(r, small_first):
     """min_bytes counts what a rank puts into the op, in whatever order its tensors come."""
-    for calls, exact, because in pair(_coalesced, small_first):
-        assert (calls, exact) == (2, 0)
-        assert because == {"dtype Int": 1}
-
-
-def _coalesced(r, small_first):
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=65536))
     sizes = [16, 1 << 18] if small_first else [1 << 18, 16]
     ones = [torch.rand(n) for n in sizes]
@@ -85,10 +79,12 @@ def _coalesced(r, small_first):
         stats = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name]["all_gather"]
         sent = stats["wire_bytes"] - before["wire_bytes"]
         assert sent < (r.size - 1) * (1 << 18) * 1.1, sent
-    return stats["calls"], stats["exact_calls"], stats["exact_because"]
+    calls, exact, because = stats["calls"], stats["exact_calls"], stats["exact_because"]
+    assert (calls, exact) == (2, 0)
+    assert because == {"dtype Int": 1}
 
 
-def _far_slots(r):
+def test_slots_do_not_come_around(r):
     """However many slots are given out, no two draw alike, and FORMAT.md says by what."""
     from torch_lowcomm import _C
 
@@ -108,7 +104,3 @@ def _far_slots(r):
         for rank, part in enumerate(out.chunk(r.size)):
             stream = (rank << 16) + slot % 2**16
             assert torch.equal(part, lc.codec(SPEC).roundtrip(x, seed=seed, stream=stream, step=3)), (slot, rank)
-
-
-def test_slots_do_not_come_around(pair):
-    pair(_far_slots)

@@ -104,7 +104,8 @@ def test_a_difference_among_four(quad, op):
     quad(_differs, op, "exact scope", timeout=30)
 
 
-def _several_as_one(r):
+@pytest.mark.on("pair", timeout=60)
+def test_several_tensors_in_one_call(r):
     """A list of tensors in one call has gloo's meaning: they are one tensor; exact, whatever the policy says of all_reduce."""
     _init(r, "all_reduce=sym4")
     plain = dist.new_group(backend="gloo")
@@ -132,11 +133,8 @@ def _several_as_one(r):
     check_group(r)
 
 
-def test_several_tensors_in_one_call(pair):
-    pair(_several_as_one, timeout=60)
-
-
-def _sparse_among_others(r):
+@pytest.mark.on("pair", "quad", timeout=60)
+def test_sparse_tensors_keep_no_caller_waiting(r):
     """Asynchronous calls of sparse and dense tensors keep their order; one that meets a dense one is named."""
     _init(r)
     late = r.rank == r.size - 1
@@ -168,12 +166,7 @@ def _sparse_among_others(r):
     check_group(r)
 
 
-def test_sparse_tensors_keep_no_caller_waiting(pair, quad):
-    pair(_sparse_among_others, timeout=60)
-    quad(_sparse_among_others, timeout=60)
-
-
-def _shapes_that_differ(r):
+def test_shapes_that_differ(r):
     """c10d does not compare shapes: a broadcast of one view into another one is a legal program."""
     _init(r)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -186,11 +179,7 @@ def _shapes_that_differ(r):
             lc.set_policy(None, f"{op}=sym8:axis=channel")
 
 
-def test_shapes_that_differ(pair):
-    pair(_shapes_that_differ)
-
-
-def _mistakes_leave_the_numbers(r):
+def test_mistakes_leave_the_numbers(r):
     """A caller's mistake on one rank takes no number: the ranks stay in step."""
     _init(r, "all_gather=sym8:axis=channel; reduce_scatter=sym8:axis=channel")
     shapes = [(32, 40), (40, 16), (24, 8)][: r.size]
@@ -206,7 +195,3 @@ def _mistakes_leave_the_numbers(r):
         with pytest.raises(ValueError, match="expected"):
             dist.reduce_scatter_tensor(torch.empty(3), torch.ones(2))
     check_group(r)
-
-
-def test_mistakes_leave_the_numbers(pair):
-    pair(_mistakes_leave_the_numbers)

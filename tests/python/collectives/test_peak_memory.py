@@ -5,7 +5,6 @@ import pathlib
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 import torch_lowcomm as lc
 
@@ -42,7 +41,9 @@ OPS = {
 }
 
 
-def _peaks(r):
+@pytest.mark.later
+@pytest.mark.on(2, 4, 8, timeout=180)
+def test_an_op_takes_little_memory_beside_its_tensors(r):
     r.init("lowcomm")
     codec = lc.codec(CODEC)
     x, y = torch.randn(N, generator=torch.Generator().manual_seed(r.rank)), torch.ones(N)
@@ -62,9 +63,3 @@ def _peaks(r):
         print(f"{name}, {r.size} ranks: {extra / 2**20:.2f} MiB, bound {bound / 2**20:.2f}", flush=True)
         assert extra <= bound + SLACK, f"{name}: expected at most {bound} + {SLACK} bytes, got {extra}"
         dist.destroy_process_group(group)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_an_op_takes_little_memory_beside_its_tensors(size):
-    run_ranks(_peaks, size, timeout=180)

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -43,7 +42,8 @@ def _ranges(prof, op):
     return found
 
 
-def _shown(r, op):
+@pytest.mark.parametrize("op", OPS)
+def test_ranges(r, op):
     _init(r)
     run = OPS[op]
     run(r)
@@ -79,12 +79,7 @@ def _shown(r, op):
     assert min(filled) <= first.time_range.end + slack_us
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_ranges(pair, op):
-    pair(_shown, op)
-
-
-def _table_and_trace(r):
+def test_table_and_trace(r):
     """In the aggregate, and in the trace that is exported."""
     _init(r)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
@@ -96,12 +91,12 @@ def _table_and_trace(r):
     assert "lowcomm::all_gather::encode" in path.read_text()
 
 
-def test_table_and_trace(pair):
-    pair(_table_and_trace)
+@pytest.mark.on(2, timeout=120)
+def test_an_op_that_outlives_its_profiler(r):
+    """Profilers that stop while ops are under way, over and over: nobody writes to what they have left.
 
-
-def _outlived(r):
-    """Profilers that stop while ops are under way, over and over: nobody writes to what they have left."""
+    In fresh processes: a heap that was written to shows at their end.
+    """
     _init(r)
     for _ in range(8):
         with profile(activities=[ProfilerActivity.CPU]):
@@ -113,8 +108,3 @@ def _outlived(r):
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         OPS["all_gather"](r)
     assert len(_ranges(prof, "all_gather")[""]) == 1
-
-
-def test_an_op_that_outlives_its_profiler():
-    """In fresh processes: a heap that was written to shows at their end."""
-    ranks.run_ranks(_outlived, 2, timeout=120)

@@ -13,7 +13,9 @@ from group_check import check_group
 import torch_lowcomm as lc
 
 
-def _differ_at_creation(r, field):
+@pytest.mark.parametrize("field", ["policy", "min_bytes", "seed", "chunk_bytes", "connections"])
+@pytest.mark.on("quad")
+def test_options_that_differ_between_ranks(r, field):
     odd = r.rank == r.size - 1
     values = {
         "policy": ("all_gather=minmax8:bucket=1024", "all_gather=minmax4:bucket=1024"),
@@ -34,12 +36,8 @@ def _differ_at_creation(r, field):
     check_group(r)
 
 
-@pytest.mark.parametrize("field", ["policy", "min_bytes", "seed", "chunk_bytes", "connections"])
-def test_options_that_differ_between_ranks(quad, field):
-    quad(_differ_at_creation, field)
-
-
-def _one_rank_is_wrong_at_creation(r):
+@pytest.mark.on("quad")
+def test_a_wrong_option_on_one_rank_reaches_the_others(r):
     """One rank's options do not parse: it gets ValueError, the others learn why."""
     import os
 
@@ -55,11 +53,8 @@ def _one_rank_is_wrong_at_creation(r):
     check_group(r)
 
 
-def test_a_wrong_option_on_one_rank_reaches_the_others(quad):
-    quad(_one_rank_is_wrong_at_creation)
-
-
-def _other_version(r):
+@pytest.mark.on("trio")
+def test_another_wire_version(r):
     """Another wire version or package on the last rank: found when the group is made."""
     from torch_lowcomm import _C
 
@@ -95,11 +90,8 @@ def _other_version(r):
     assert told in str(failure.value), failure.value
 
 
-def test_another_wire_version(trio):
-    trio(_other_version)
-
-
-def _differing_policy_set(r):
+@pytest.mark.on("pair", "quad")
+def test_set_policy_that_differs(r):
     """set_policy on a living group: differing texts are named on every rank, and nothing changes."""
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
     lc.set_policy(None, "all_gather=minmax8")
@@ -119,11 +111,6 @@ def _differing_policy_set(r):
     lc.set_policy(None, "")
     dist.all_gather_into_tensor(out, x)
     assert torch.equal(out[3000 * r.rank : 3000 * (r.rank + 1)], x)
-
-
-def test_set_policy_that_differs(pair, quad):
-    pair(_differing_policy_set)
-    quad(_differing_policy_set)
 
 
 CODEC = {"all_gather": "minmax8:bucket=1024", "reduce_scatter": "qsgd8:bucket=1024"}
@@ -163,8 +150,18 @@ def _call(kind, what, odd, size):
     return issue, outs
 
 
-def _mismatch(r, op, what, policy):
+def _differences():
+    for what in MISMATCHES:
+        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
+            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
+                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
+
+
+@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
+@pytest.mark.on("trio")
+def test_calls_that_differ_between_ranks(r, what, op, kind):
     """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
+    policy = "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8"
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
     culprit = r.size - 1
     odd = r.rank == culprit
@@ -182,15 +179,3 @@ def _mismatch(r, op, what, policy):
     assert list(values.values()) == [usual], message
     assert all((out.float() == 7).all() for out in outs), "descriptions are compared before anything is taken"
     check_group(r)
-
-
-def _differences():
-    for what in MISMATCHES:
-        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
-            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
-                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
-
-
-@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
-def test_calls_that_differ_between_ranks(trio, what, op, kind):
-    trio(_mismatch, op, what, "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8")

@@ -11,7 +11,8 @@ from group_check import exception_of
 import torch_lowcomm as lc
 
 
-def _works(r):
+@pytest.mark.on("pair", "quad")
+def test_works(r):
     """A Work of every family: completes by itself, with a future, a result and no exception."""
     r.init("lowcomm")
     n = 1000
@@ -53,7 +54,8 @@ def _works(r):
     assert [t.data_ptr() for t in work.result()] == [out.data_ptr()]
 
 
-def _failed(r, op):
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_failed_work_says_so(r, op):
     """The Work of an op that failed says so by every way of asking, on the rank at fault and on the others."""
     r.init("lowcomm", timeout_s=600, pg_options=lc.Options(policy=f"{op}=minmax8", min_bytes=0))
     small, big = torch.ones(1000), torch.ones(1000 * r.size)
@@ -74,12 +76,7 @@ def _failed(r, op):
         work.get_future().wait()
 
 
-@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
-def test_a_failed_work_says_so(pair, op):
-    pair(_failed, op)
-
-
-def _first_op(r):
+def test_the_first_op_does_not_block(r):
     """The first op of a group returns at once, as every other: nobody need wait for his peers to issue theirs."""
     r.init("lowcomm", timeout_s=15)
     group = dist.new_group(timeout=datetime.timedelta(seconds=15))
@@ -97,11 +94,7 @@ def _first_op(r):
         assert torch.equal(out, torch.arange(r.size).repeat_interleave(3).float())
 
 
-def test_the_first_op_does_not_block(pair):
-    pair(_first_op)
-
-
-def _sequence(r):
+def test_sequence_numbers(r):
     """One more for each collective, the same on every rank, and none for a send."""
     r.init("lowcomm")
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -115,20 +108,10 @@ def _sequence(r):
     assert group._get_sequence_number_for_group() - start == 6
     seen = [None] * r.size
     dist.all_gather_object(seen, start)
-    return seen
+    assert seen == [start] * r.size
 
 
-def test_works(pair, quad):
-    pair(_works)
-    quad(_works)
-
-
-def test_sequence_numbers(pair):
-    seen = pair(_sequence)
-    assert seen[0] == seen[1] == [seen[0][0]] * 2
-
-
-def _profiled(r):
+def test_the_profiler_sees_own_ops(r):
     """The profiler sees each of lowcomm's own ops once, from issue to completion."""
     r.init("lowcomm")
     out, mine = torch.empty(40 * r.size), torch.empty(40)
@@ -146,7 +129,3 @@ def _profiled(r):
             assert len(events) == 1, f"{title}: {[e.name for e in profile.function_events]}"
             assert events[0].is_async
             assert events[0].input_shapes[0] == shape, events[0].input_shapes
-
-
-def test_the_profiler_sees_own_ops(pair):
-    pair(_profiled)

@@ -1,12 +1,12 @@
 """lc.ddp without a rank: coded gradients with error feedback in the loops that people have."""
 
 import contextlib
-import logging
 
 import ddp_model
 import pytest
 import torch
 import torch.distributed as dist
+from kept_log import kept_log
 
 import torch_lowcomm as lc
 
@@ -75,7 +75,7 @@ def test_without_feedback_the_error_is_the_codecs(pair):
     assert 0.02 < error < 0.3
 
 
-def _exact_parameters(r):
+def test_small_parameters_and_named_ones_travel_exact(r):
     """Next to the same model with no hook: what is exact is equal to the bit, the rest is not."""
     r.init()
     plain = ddp_model.make()
@@ -89,15 +89,11 @@ def _exact_parameters(r):
     same = {
         n: torch.equal(p.grad, q.grad) for (n, p), q in zip(net.named_parameters(), plain.parameters(), strict=True)
     }
-    return same, set(ddp_model.tensors(state, "residual"))
+    coded = {name for name, equal in same.items() if not equal}
+    assert coded == {"up.weight", "spare.weight"} == set(ddp_model.tensors(state, "residual"))
 
 
-def test_small_parameters_and_named_ones_travel_exact(pair):
-    for same, residuals in pair(_exact_parameters):
-        assert {name for name, equal in same.items() if not equal} == {"up.weight", "spare.weight"} == residuals
-
-
-def _warm_up(r):
+def test_warm_up_is_exact(r):
     r.init()
     plain = ddp_model.make()
     state = lc.ddp.State(codec="sym4", warm_up_steps=3)
@@ -111,45 +107,23 @@ def _warm_up(r):
         plain.zero_grad(), model.zero_grad()
         if step == 2:
             assert not any(v.any() for v in ddp_model.tensors(state, "residual").values())
-    return same
+    assert same == [True, True, True, False, False]
 
 
-def test_warm_up_is_exact(pair):
-    for same in pair(_warm_up):
-        assert same == [True, True, True, False, False]
-
-
-def _inside_exact(r):
+def test_inside_exact_nothing_is_coded(r):
     r.init()
     plain, state = ddp_model.make(), lc.ddp.State(codec="sym4")
     model = ddp_model.make(state)
     with lc.exact():
         ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     ddp_model.loss_of(plain, r.rank, 0, spare=True).backward()
-    return all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
 
 
-def test_inside_exact_nothing_is_coded(pair):
-    assert all(pair(_inside_exact))
-
-
-class _Records(logging.Handler):
-    def __init__(self):
-        super().__init__(logging.INFO)
-        self.said = []
-
-    def emit(self, record):
-        self.said.append(record.getMessage())
-
-
-def _beside_a_policy(r):
+def test_the_hook_wins_over_a_policy(r):
     r.init(pg_options=lc.Options(policy="all_reduce=minmax2:bucket=64", min_bytes=0))
-    log, records = logging.getLogger("torch_lowcomm"), _Records()
-    log.addHandler(records)
-    log.setLevel(logging.INFO)
-    state = lc.ddp.State(codec="sym8")
-    model = ddp_model.make(state)
-    log.removeHandler(records)
+    with kept_log() as said:
+        model = ddp_model.make(lc.ddp.State(codec="sym8"))
     lc.reset_stats()
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     stats = next(iter(lc.stats().values()))["all_reduce"]
@@ -158,35 +132,26 @@ def _beside_a_policy(r):
         ddp_model.loss_of(plain, r.rank, 0, spare=True).backward()
     pairs = zip(model.module.named_parameters(), plain.parameters(), strict=True)
     errors = {n: ((p.grad - q.grad).norm() / q.grad.norm()).item() for (n, p), q in pairs}
-    return records.said, stats, errors
+    assert any("the hook wins" in text and "minmax2" in text and "sym8" in text for text in said)
+    assert all(errors[name] < 0.02 for name in ddp_model.CODED), "8 bits, once: 2 bits would have lost a third"
+    assert all(error == 0 for name, error in errors.items() if name not in ddp_model.CODED)
+    assert 3.3 < stats["ratio"] < 4.5  # what travels exact is counted too: the policy names the op
 
 
-def test_the_hook_wins_over_a_policy(pair):
-    for said, stats, errors in pair(_beside_a_policy):
-        assert any("the hook wins" in text and "minmax2" in text and "sym8" in text for text in said)
-        assert all(errors[name] < 0.02 for name in ddp_model.CODED), "8 bits, once: 2 bits would have lost a third"
-        assert all(error == 0 for name, error in errors.items() if name not in ddp_model.CODED)
-        assert 3.3 < stats["ratio"] < 4.5  # what travels exact is counted too: the policy names the op
-
-
-def _bits_moved(r):
+def test_bytes_are_the_codes(r):
     r.init()
     state = lc.ddp.State(codec="sym4:bucket=128")
     model = ddp_model.make(state, bucket_cap_mb=25)
     lc.reset_stats()
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
-    return next(iter(lc.stats().values()))["all_reduce"]
-
-
-def test_bytes_are_the_codes(pair):
+    stats = next(iter(lc.stats().values()))["all_reduce"]
     codec = lc.codec("sym4:bucket=128")
     sizes = {n: p.numel() for n, p in ddp_model.Net().named_parameters()}
     # Each slice goes out once, and all of what is exact.
     codes = sum(ddp_model.slice_bytes(codec, 128, sizes[n], 2) for n in ddp_model.CODED)
     exact = sum(4 * size for n, size in sizes.items() if n not in ddp_model.CODED)
-    for stats in pair(_bits_moved):
-        assert codes + exact <= stats["wire_bytes"] <= codes + exact + 1500, "headers, two descriptions"
-        assert stats["calls"] == 2 and stats["exact_calls"] == 1
+    assert codes + exact <= stats["wire_bytes"] <= codes + exact + 1500, "headers, two descriptions"
+    assert stats["calls"] == 2 and stats["exact_calls"] == 1
 
 
 class _Gate:
@@ -204,16 +169,12 @@ class _Gate:
         return future
 
 
-def _asynchronous(r, options):
+@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
+def test_no_hook_waits_for_an_op(r, options):
     r.init()
     model = ddp_model.make(_Gate(lc.ddp.State(**options), r), hook=lambda gate, bucket: gate(bucket))
     for step in range(3):
         ddp_model.loss_of(model, r.rank, step, spare=True).backward()
-
-
-@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
-def test_no_hook_waits_for_an_op(pair, options):
-    pair(_asynchronous, options)
 
 
 def _on_a_subgroup(r):

@@ -35,9 +35,12 @@ def _pickled(value):
 WAYS = {"deepcopy": copy.deepcopy, "torch.save": _pickled}
 
 
-def _copies(r, options, way):
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_goes_on(r, case, way):
     """(network, state) together, as a DDP model holds them: the copy's state is of the copy's parameters."""
     r.init()
+    options = CASES[case]
     torch.manual_seed(7)
     net = ddp_model.Net()
     state = lc.ddp.State(**options, model=net)
@@ -58,22 +61,17 @@ def _copies(r, options, way):
         torch.testing.assert_close(its[name], weight, rtol=0, atol=0.02 if "qsgd" in options["codec"] else 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", CASES)
-def test_a_copy_goes_on(pair, case, way):
-    pair(_copies, CASES[case], way)
-
-
 def _is_not_new(residual):
     """In 8 bits a new one has bytes of 0 and, for an element of 0, 128."""
     return bool(residual.any()) if residual.dtype == torch.float32 else len(residual.unique()) > 2
 
 
-def _of_rank_0(r, options):
+@pytest.mark.parametrize("case", CASES)
+def test_rank_0s_copy_serves_all_ranks(r, case):
     """torch.save on rank 0, loaded on all ranks: they agree, and rank 1 begins with residuals of 0."""
     r.init()
     net = ddp_model.Net()
-    state = lc.ddp.State(**options, model=net)
+    state = lc.ddp.State(**CASES[case], model=net)
     model = nn.parallel.DistributedDataParallel(net)
     model.register_comm_hook(state, lc.ddp.hook)
     _trained(model, r.rank, 0)
@@ -91,12 +89,9 @@ def _of_rank_0(r, options):
     assert all(torch.equal(every[0][name], weight) for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rank_0s_copy_serves_all_ranks(pair, case):
-    pair(_of_rank_0, CASES[case])
-
-
-def _before_the_group(r, codecs):
+@pytest.mark.parametrize("codecs", [("sym4", "sym4"), ("sym4", "sym8")], ids=["alike", "ranks that differ"])
+def test_a_state_is_made_before_the_group(r, codecs):
+    """Ranks that differ are told at the first step."""
     state = lc.ddp.State(codec=codecs[r.rank])
     with pytest.raises(ValueError, match='call init_process_group\\("lowcomm"\\) first'):
         state.state_dict()
@@ -109,11 +104,3 @@ def _before_the_group(r, codecs):
     _trained(model, r.rank, 0)
     with pytest.raises(ValueError, match="rank: expected 1 or more"):
         lc.ddp.State(rank=0)
-
-
-def test_a_state_is_made_before_the_group(pair):
-    pair(_before_the_group, ["sym4", "sym4"])
-
-
-def test_ranks_that_differ_are_told_at_the_first_step(pair):
-    pair(_before_the_group, ["sym4", "sym8"])

@@ -5,7 +5,6 @@ import signal
 
 import ddp_model
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 
@@ -15,15 +14,6 @@ from torch_lowcomm.groups import backend_of
 
 def _all(name, parameter):
     return True
-
-
-def _refused(r, options, error):
-    r.init()
-    with pytest.raises(error) as caught:
-        lc.ddp.State(**options)
-    model = ddp_model.make(lc.ddp.State())  # the group goes on
-    ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +33,14 @@ def _refused(r, options, error):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_options_that_will_not_do(pair, options, error, said):
-    for text in pair(_refused, options, error):
-        assert all(part in text for part in said), text
-
-
-def _differ(r, options):
+def test_options_that_will_not_do(r, options, error, said):
     r.init()
-    with pytest.raises(dist.DistBackendError) as caught:
-        lc.ddp.State(**options[r.rank])
-    return str(caught.value)
+    with pytest.raises(error) as caught:
+        lc.ddp.State(**options)
+    model = ddp_model.make(lc.ddp.State())  # the group goes on
+    ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
+    text = str(caught.value)
+    assert all(part in text for part in said), text
 
 
 @pytest.mark.later
@@ -65,48 +53,41 @@ def _differ(r, options):
     ],
     ids=str,
 )
-def test_ranks_that_differ_are_told(options, said):
-    for text in ranks.run_ranks(_differ, 2, options):
-        assert all(part in text for part in said), text
+@pytest.mark.on(2)
+def test_ranks_that_differ_are_told(r, options, said):
+    r.init()
+    with pytest.raises(dist.DistBackendError) as caught:
+        lc.ddp.State(**options[r.rank])
+    text = str(caught.value)
+    assert all(part in text for part in said), text
 
 
-def _other_parameters(r):
+def test_ranks_that_code_other_parameters_are_told(r):
     """As many as elsewhere, but other ones."""
     r.init()
     model, kept = ddp_model.Net(), ("up.weight", "down.weight")[r.rank]
     with pytest.raises(dist.DistBackendError) as caught:
         lc.ddp.State(model=model, exact=lambda name, _: name == kept)
-    return str(caught.value)
+    text = str(caught.value)
+    assert "coded parameters" in text and "hash" in text, text
 
 
-def test_ranks_that_code_other_parameters_are_told(pair):
-    for text in pair(_other_parameters):
-        assert "coded parameters" in text and "hash" in text, text
-
-
-def _one_is_wrong(r):
+@pytest.mark.on(2)
+def test_one_ranks_mistake_reaches_the_others(r):
     r.init()
     with pytest.raises(ValueError if r.rank == 1 else dist.DistBackendError) as caught:
         lc.ddp.State(rank=0 if r.rank == 1 else 4)
-    return str(caught.value)
+    text = str(caught.value)
+    assert "rank: expected 1 or more" in text
 
 
-def test_one_ranks_mistake_reaches_the_others():
-    for text in ranks.run_ranks(_one_is_wrong, 2):
-        assert "rank: expected 1 or more" in text
-
-
-def _on_gloo(r):
+def test_a_group_of_gloo_is_refused(r):
     r.init("gloo")
     with pytest.raises(ValueError, match="expected a group of backend lowcomm"):
         lc.ddp.State()
 
 
-def test_a_group_of_gloo_is_refused(pair):
-    pair(_on_gloo)
-
-
-def _another_model(r):
+def test_a_state_of_another_model_is_refused(r):
     r.init()
     state = lc.ddp.State(model=ddp_model.Net())
     model = ddp_model.make(state)  # of parameters of its own
@@ -117,11 +98,7 @@ def _another_model(r):
         ddp_model.loss_of(other, r.rank, 0, spare=True).backward()
 
 
-def test_a_state_of_another_model_is_refused(pair):
-    pair(_another_model)
-
-
-def _op_mistakes(r):
+def test_the_op_checks_before_it_sends(r):
     r.init()
     lc.ddp.State(rank=4)
     with pytest.raises(ValueError, match="lowcomm: compression: expected a tensor of 4 elements, got 3"):
@@ -162,10 +139,6 @@ def torch_compression(shape):
     return lc._C.Compression(shape, rank=0, feedback=True, eight_bits=False, seed=0)
 
 
-def test_the_op_checks_before_it_sends(pair):
-    pair(_op_mistakes)
-
-
 def test_a_compression_is_a_transaction():
     with pytest.raises(ValueError, match="factors are smaller than the matrix of 8 x 8, got 4"):
         lc._C.Compression([8, 8], rank=4, feedback=True, eight_bits=False, seed=0)
@@ -181,7 +154,8 @@ def test_a_compression_is_a_transaction():
     assert torch.equal(compression.residual, torch.arange(15.0).view(3, 5) / 2)
 
 
-def _dies(r):
+@pytest.mark.on(2, allow_exit={1: -signal.SIGKILL})
+def test_a_rank_that_dies_leaves_residuals_as_they_were(r):
     """Rank 1 dies in the second bucket's hook of step 2."""
     r.init(timeout_s=10)
     state = lc.ddp.State(codec="sym4", rank=4)
@@ -205,7 +179,3 @@ def _dying(dying, bucket):
     if dying.rank == 1 and dying.state.steps == 3 and bucket.index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return lc.ddp.hook(dying.state, bucket)
-
-
-def test_a_rank_that_dies_leaves_residuals_as_they_were():
-    ranks.run_ranks(_dies, 2, allow_exit={1: -signal.SIGKILL})

@@ -22,7 +22,7 @@ def _gradients(r, state, poisoned=False):
     return state, *(parameter.grad for parameter in inner.parameters())
 
 
-def _averages(r):
+def test_sparse_gradients_are_averaged_exactly(r):
     r.init()
     _, sparse, dense = _gradients(r, False)
     state, coded_sparse, coded_dense = _gradients(r, True)
@@ -30,24 +30,13 @@ def _averages(r):
     assert not torch.equal(coded_dense, dense), "the dense gradient travels in codes"
     torch.testing.assert_close(coded_dense, dense, rtol=0, atol=0.02 * dense.abs().max().item())
     assert state.state_dict()[f"rank{r.rank}.1.weight.residual"].any()
-    before = lc.stats()
     _, poisoned, _ = _gradients(r, True, poisoned=True)
     assert poisoned.to_dense().isnan().any()
-    return before
 
 
-def test_sparse_gradients_are_averaged_exactly(pair):
-    pair(_averages)
-
-
-def _log(r):
+def test_the_log_names_them(r):
     r.init()
     with kept_log() as lines:
         _gradients(r, True)
-    return lines
-
-
-def test_the_log_names_them(pair):
-    for lines in pair(_log):
-        (line,) = [line for line in lines if "travel by" in line]
-        assert "1 parameters (4096 elements)" in line and "1 exact, for their gradients are sparse: 0.weight" in line
+    (line,) = [line for line in lines if "travel by" in line]
+    assert "1 parameters (4096 elements)" in line and "1 exact, for their gradients are sparse: 0.weight" in line

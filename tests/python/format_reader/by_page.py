@@ -18,13 +18,15 @@ def no_nccl(*_):
     return None
 
 
-def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor) -> tuple:
+def with_library(
+    policy: str | None, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor, chunk_bytes: int = 65536
+) -> tuple:
     """Starts `part(backend, tensor)` on a thread as rank 0; returns (thread, its errors, the page's rank 1)."""
     store, errors, done = HashStore(), [], threading.Event()
 
     def rank0() -> None:
         try:
-            options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
+            options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=chunk_bytes, seed=11)
             backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_nccl)
             part(backend, tensor)
             done.wait(30)

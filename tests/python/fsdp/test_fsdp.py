@@ -1,16 +1,13 @@
 """QSDP on FSDP2: `lc.fsdp.quantize` codes what it says, where it says, and nothing else."""
 
-import zlib
-
 import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import CODED, Spy, batch, loss_of, make_model, shards_of, train, whole
+from fsdp_model import CODED, Spy, batch, crc, gathered, loss_of, make_model, shards_of, train, whole, wrapped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import torch_lowcomm as lc
 
@@ -27,9 +24,8 @@ def _exact_run(r, backend, quantized, options):
     if quantized:
         lc.fsdp.quantize(model, weights="none", gradients="none")
     if options == "kept":
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_reshard_after_forward(False)
+        for module in wrapped(model):
+            module.set_reshard_after_forward(False)
     losses = train(r, model, 20, accumulate=2 if options == "kept" else 1)
     return {"losses": losses, **whole(model)}
 
@@ -56,18 +52,6 @@ def _expected(r, shards, codec, coded, dtype=torch.float32):
     return whole
 
 
-def _unsharded(model):
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
-    seen = {name: p.detach().clone() for name, p in model.named_parameters()}
-    assert not any(isinstance(p, DTensor) for p in seen.values())
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    return seen
-
-
 def _weights(r, what):
     r.init("lowcomm")
     spec = "minmax4:bucket=128"
@@ -78,13 +62,13 @@ def _weights(r, what):
     lc.fsdp.quantize(model, weights=spec, gradients="none", exact=exact)
     coded = ("big.weight",) if what == "predicate" else CODED
     want = _expected(r, shards_of(r, model), codec, coded, torch.bfloat16 if what == "bf16" else torch.float32)
-    seen = _unsharded(model)
+    seen = gathered(model)
     assert seen.keys() == want.keys()
     for name, t in want.items():
         assert torch.equal(bits(seen[name].reshape(t.shape)), bits(t)), name
     if what == "exact scope":
         with lc.exact():
-            seen = _unsharded(model)
+            seen = gathered(model)
         for name, parts in shards_of(r, model).items():
             assert torch.equal(seen[name], torch.cat(parts)), name
     # The shard itself, what the optimizer steps, is never touched.
@@ -92,7 +76,7 @@ def _weights(r, what):
     loss_of(model, batch(r.rank, 0)).backward()
     for name, parts in shards_of(r, model).items():
         assert all(torch.equal(a, b) for a, b in zip(parts, before[name], strict=True)), name
-    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+    return crc(seen.values())
 
 
 @pytest.mark.parametrize("what", ["default", "predicate", "bf16", "exact scope"])
@@ -131,7 +115,7 @@ def _same_codes(r, weights, checkpointed, kept):
         if weights.startswith("qsgd"):
             assert not torch.equal(steps[0][name], steps[1][name]), f"{name}: step 1 reuses the draws of step 0"
             assert not torch.equal(steps[1][name], steps[2][name]), f"{name}: step 2 reuses the draws of step 1"
-    return zlib.crc32(b"".join(bits(w).numpy().tobytes() for s in steps for w in s.values()))
+    return crc(w for s in steps for w in s.values())
 
 
 @pytest.mark.parametrize(
@@ -150,9 +134,8 @@ def _gradients(r, gradients, factor, accumulate):
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, weights="none", gradients=gradients)
     if factor:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(factor)
+        for module in wrapped(model):
+            module.set_gradient_divide_factor(factor)
     for k in range(accumulate):
         loss_of(model, batch(r.rank, k)).backward()
     stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
@@ -175,7 +158,7 @@ def test_gradients(pair, quad, factor, accumulate):
                     assert torch.equal(bits(rank_got[name]), bits(want)), f"{name} must travel exact"
 
 
-def _factors(r):
+def test_divide_factor(r):
     """A divide factor of twice the world's size halves the mean, exactly."""
     r.init("lowcomm")
     got = []
@@ -183,17 +166,12 @@ def _factors(r):
         model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
         lc.fsdp.quantize(model, weights="none", gradients="none")
         if value:
-            for module in model.modules():
-                if isinstance(module, FSDPModule):
-                    module.set_gradient_divide_factor(value)
+            for module in wrapped(model):
+                module.set_gradient_divide_factor(value)
         loss_of(model, batch(r.rank, 0)).backward()
         got.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
     for name, mean in got[0].items():
         assert torch.equal(got[1][name] * 2, mean), name
-
-
-def test_divide_factor(pair):
-    pair(_factors)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -209,8 +187,7 @@ def _quantized_run(r, weights, gradients, steps, mixed=False):
     stats = lc.stats()[dist.group.WORLD.group_name]
     mean = losses.clone()
     dist.all_reduce(mean)
-    crc = zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in _unsharded(model).values()))
-    return mean / r.size, stats, crc
+    return mean / r.size, stats, crc(gathered(model).values())
 
 
 @pytest.mark.later
@@ -231,7 +208,7 @@ def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, m
         assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
 
 
-def _several_dtypes(r):
+def test_mixed_dtypes_travel_exact(r):
     """A group whose parameters differ in dtype travels as raw bytes: exact, and counted so."""
     r.init("lowcomm")
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).bfloat16().requires_grad_(False))
@@ -247,11 +224,7 @@ def _several_dtypes(r):
     assert stats["exact_calls"] == stats["calls"] == 1, stats
 
 
-def test_mixed_dtypes_travel_exact(pair):
-    pair(_several_dtypes)
-
-
-def _frozen(r):
+def test_frozen_parameters(r):
     """Parameters without gradients are gathered and not reduced."""
     r.init("lowcomm")
     model = make_model()
@@ -275,10 +248,6 @@ def _frozen(r):
         want = dict(exact.named_parameters())[name].grad.full_tensor()
         step = (want.max() - want.min()) / 255
         assert (gradient - want).abs().max() <= 4 * step + 0.05 * want.abs().max(), name
-
-
-def test_frozen_parameters(pair):
-    pair(_frozen)
 
 
 def _plain_path(r):

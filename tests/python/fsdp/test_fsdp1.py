@@ -1,13 +1,11 @@
 """FSDP1 with lc.fsdp.fsdp1.hook for gradients and the group's policy for weights, by every strategy that runs on the CPU."""
 
 import warnings
-import zlib
 
 import pytest
 import torch
 import torch.distributed as dist
-from collective_cases import bits
-from fsdp_model import batch, loss_of, make_model
+from fsdp_model import crc, make_model, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -33,18 +31,10 @@ def _model(r, strategy, group=None, **more):
         )
 
 
-def _train(r, model, steps=15):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, batch(r.rank, step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
+def _train(r, model):
+    losses = train(r, model, 15)
     with FullyShardedDataParallel.summon_full_params(model, writeback=False):
-        crc = zlib.crc32(b"".join(bits(p.detach()).numpy().tobytes() for p in model.parameters()))
-    return torch.stack(losses), crc
+        return losses, crc(model.parameters())
 
 
 def _run(r, strategy, how):
@@ -58,8 +48,8 @@ def _run(r, strategy, how):
         state = lc.fsdp.fsdp1.State(gradients=gradients)
         model.register_comm_hook(state, lc.fsdp.fsdp1.hook)
     lc.reset_stats()
-    losses, crc = _train(r, model)
-    return losses, crc, lc.stats()[dist.group.WORLD.group_name], state and state.state_dict()
+    losses, whole = _train(r, model)
+    return losses, whole, lc.stats()[dist.group.WORLD.group_name], state and state.state_dict()
 
 
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
@@ -96,7 +86,7 @@ def _hybrid(r, coded):
     calls = [shard[op]["calls"] - shard[op]["exact_calls"] for op in ("all_gather", "reduce_scatter")]
     calls.append(replicate["all_reduce"]["calls"] - replicate["all_reduce"]["exact_calls"])
     assert all((n > 0) == coded for n in calls), calls
-    return losses, zlib.crc32(b"".join(bits(p.detach()).numpy().tobytes() for p in model.parameters()))
+    return losses, crc(model.parameters())
 
 
 def test_hybrid_shards_by_policies(quad):
@@ -107,7 +97,7 @@ def test_hybrid_shards_by_policies(quad):
     assert not torch.equal(coded[0][0], exact[0][0])
 
 
-def _scopes(r):
+def test_scopes_and_mistakes(r):
     r.init("lowcomm")
     with pytest.raises(ValueError, match="foo8"):
         lc.fsdp.fsdp1.State(gradients="foo8")
@@ -138,20 +128,16 @@ def _scopes(r):
     assert reasons == {"inside lc.exact()": 1, "its dtype is torch.float64": 1}, reasons
 
 
-def test_scopes_and_mistakes(pair):
-    pair(_scopes)
-
-
 def _mixed(r):
     r.init("lowcomm")
     model = _model(r, "FULL_SHARD", mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))
     model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
-    losses, crc = _train(r, model)
+    losses, whole = _train(r, model)
     stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
     assert stats["exact_calls"] == 0
     assert 1.9 < stats["ratio"] < 2
     assert losses[-3:].mean() < losses[0]
-    return crc
+    return whole
 
 
 def test_mixed_precision_is_coded_as_it_is(pair):

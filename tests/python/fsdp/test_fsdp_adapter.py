@@ -17,7 +17,8 @@ class _Allocates:
         return fsdp2.new_buffer(size, dtype, device)
 
 
-def _belief(r):
+@pytest.mark.on("pair", "quad")
+def test_the_adapter_describes_what_fsdp2_does(r):
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     model[1].big.weight.requires_grad_(False)
@@ -69,12 +70,7 @@ def _belief(r):
     assert sum(map(len, (g.parameters for g in groups))) - sum(map(sum, (g.trained() for g in groups))) == 1
 
 
-def test_the_adapter_describes_what_fsdp2_does(pair, quad):
-    pair(_belief)
-    quad(_belief)
-
-
-def _deferral(r):
+def test_what_overlap_relies_on(r):
     """Overlap relies on this: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -130,21 +126,14 @@ def _deferral(r):
     assert not groups[0].only_stores_reduced(torch.float32)
 
 
-def test_what_overlap_relies_on(pair):
-    pair(_deferral)
-
-
-def _replicas(r):
+@pytest.mark.on("quad")
+def test_replicas_are_summed_after_the_reduction(r):
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = make_model(mesh=mesh)
     loss_of(model, batch(r.rank, 0)).backward()
     for g in fsdp2.parameter_groups(model):
         assert not g.only_stores_reduced(torch.float32)
-
-
-def test_replicas_are_summed_after_the_reduction(quad):
-    quad(_replicas)
 
 
 class _Sum(torch.nn.Module):
@@ -158,7 +147,10 @@ class _Sum(torch.nn.Module):
         return sum((i + 1) * part.sum() for i, part in enumerate(self.parts))
 
 
-def _several_dtypes(r):
+@pytest.mark.skipif(
+    not hasattr(FSDPParamGroup, "_init_reduce_scatter_param_order"), reason="this torch mixes no dtypes"
+)
+def test_gradients_of_one_dtype_lie_side_by_side(r):
     """Gradients of several dtypes: in which order they lie in the flat buffer, and that FSDP2 casts some of it."""
     r.init("lowcomm")
     sizes = [4 * r.size, 2 * r.size, 6 * r.size]
@@ -180,10 +172,3 @@ def _several_dtypes(r):
     assert flat.tolist() == [float(i + 1) for i in group.reduced_order() for _ in range(sizes[i] // r.size)]
     assert not group.only_stores_reduced(flat.dtype)
     assert [p.grad.dtype for p in model.parts] == [torch.float32, torch.bfloat16, torch.float32]
-
-
-@pytest.mark.skipif(
-    not hasattr(FSDPParamGroup, "_init_reduce_scatter_param_order"), reason="this torch mixes no dtypes"
-)
-def test_gradients_of_one_dtype_lie_side_by_side(pair):
-    pair(_several_dtypes)

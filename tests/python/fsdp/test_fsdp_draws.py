@@ -23,7 +23,8 @@ def _make(r):
     return model, comms, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def _resumed(r, order):
+@pytest.mark.parametrize("order", ["comms first", "comms last"])
+def test_a_resumed_run_draws_as_the_unbroken_one(r, order):
     """Stochastic weights and gradients: the resumed run's losses are those of the run without a break."""
     r.init("lowcomm")
     model, comms, optimizer = _make(r)
@@ -49,12 +50,7 @@ def _resumed(r, order):
     assert len(set(first + rest)) == STEPS
 
 
-@pytest.mark.parametrize("order", ["comms first", "comms last"])
-def test_a_resumed_run_draws_as_the_unbroken_one(pair, order):
-    pair(_resumed, order)
-
-
-def _state(r):
+def test_counters(r):
     r.init("lowcomm")
     model, comms, optimizer = _make(r)
     with pytest.raises(ValueError, match=r"expected the counters of 2 wrapped modules, got \['weights.0'\]"):
@@ -80,11 +76,8 @@ def _state(r):
     assert sum(written[key] == stepped[key] + 1 for key in weights) == 2
 
 
-def test_counters(pair):
-    pair(_state)
-
-
-def _slots(r):
+@pytest.mark.on("pair", "quad")
+def test_no_two_segments_share_a_slot(r):
     """A group of many parameters, one of few, a second model: no two segments draw alike."""
     r.init("lowcomm")
     taken = []
@@ -100,11 +93,6 @@ def _slots(r):
     assert min(slots) >= 2**32, "those below are of ops under a policy"
 
 
-def test_no_two_segments_share_a_slot(pair, quad):
-    pair(_slots)
-    quad(_slots)
-
-
 class _OwnRate(torch.optim.Optimizer):
     """An optimizer without a learning rate of its own, as those that find one."""
 
@@ -117,7 +105,7 @@ class _OwnRate(torch.optim.Optimizer):
             p.add_(p.grad, alpha=-0.05)
 
 
-def _without_a_rate(r):
+def test_optimizers_without_a_rate(r):
     r.init("lowcomm")
     model, comms, _ = _make(r)
     other = nn.Linear(4, 4)
@@ -127,7 +115,3 @@ def _without_a_rate(r):
     assert comms.state_dict() == before, "another model's steps count nothing"
     losses = steps(r, model, _OwnRate(model.parameters()), range(3))
     assert len(set(losses)) == 3 and comms.state_dict() != before
-
-
-def test_optimizers_without_a_rate(pair):
-    pair(_without_a_rate)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits
+from fsdp_model import gathered
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -12,13 +13,6 @@ import torch_lowcomm as lc
 from torch_lowcomm._compatibility import minor
 
 SPEC = "minmax4:bucket=128"
-
-
-def _gathered(model):
-    model.unshard()
-    seen = {name: p.detach().clone() for name, p in model.named_parameters()}
-    model.reshard()
-    return seen
 
 
 class _Adapted(nn.Module):
@@ -35,7 +29,9 @@ class _Adapted(nn.Module):
         return self.base(x.bfloat16()).float() + self.up(self.down(x))
 
 
-def _adapted(r, overlap):
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.on("pair", "quad")
+def test_one_coded_dtype_among_several_is_coded(r, overlap):
     r.init("lowcomm")
     torch.manual_seed(2)
     model = fully_shard(_Adapted(), mesh=init_device_mesh("cpu", (r.size,)))
@@ -43,7 +39,7 @@ def _adapted(r, overlap):
     base = list(model.base.weight.full_tensor().chunk(r.size))
     lc.fsdp.quantize(model, weights=SPEC, gradients="none", overlap=overlap)
     lc.reset_stats()
-    seen = _gathered(model)
+    seen = gathered(model)
     for name, want in before.items():
         if name == "base.weight":
             want = torch.cat([lc.codec(SPEC).roundtrip(part.contiguous()) for part in base])
@@ -55,12 +51,6 @@ def _adapted(r, overlap):
     assert stats["exact_calls"] == 0, stats
     assert stats["wire_bytes"] < 0.7 * stats["raw_bytes"], stats
     assert model.up.weight.grad is not None
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_one_coded_dtype_among_several_is_coded(pair, quad, overlap):
-    pair(_adapted, overlap)
-    quad(_adapted, overlap)
 
 
 class _Odd(nn.Module):
@@ -105,7 +95,11 @@ class _Scaled(torch.Tensor):
         return data.to(param_dtype), outputs
 
 
-def _exact(r, what):
+_NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FSDP2 of torch 2.11 shards no integers")
+
+
+@pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
+def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(r, what):
     r.init("lowcomm")
     torch.manual_seed(2)
     model = _Odd(r.size)
@@ -115,15 +109,7 @@ def _exact(r, what):
     model = fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, weights=SPEC)
     lc.reset_stats()
-    _gathered(model)
+    gathered(model)
     stats = lc.stats()[dist.group.WORLD.group_name]["all_gather"]
     assert stats["exact_calls"] == stats["calls"] == 1, stats
     assert stats["exact_because"] == {"its parameters have several dtypes, or gather bytes": 1}, stats
-
-
-_NO_INTEGERS = pytest.mark.skipif(minor(torch.__version__) < (2, 12), reason="FSDP2 of torch 2.11 shards no integers")
-
-
-@pytest.mark.parametrize("what", [pytest.param("odd bytes", marks=_NO_INTEGERS), "subclass"])
-def test_what_cannot_be_read_as_one_dtype_travels_exact_and_is_counted(pair, what):
-    pair(_exact, what)

@@ -1,16 +1,14 @@
 """lc.fsdp.quantize(hosts=mesh), hierarchical: two hosts of two ranks, exact inside and coded once between."""
 
 import signal
-import zlib
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import CODED, batch, expect_lost, loss_of, make_model, train, whole
+from fsdp_model import CODED, batch, crc, expect_lost, gathered, loss_of, make_model, train, whole, wrapped
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import torch_lowcomm as lc
 
@@ -24,31 +22,18 @@ def _meshes(r):
     )
 
 
-def _gathered(model):
-    seen = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
-    for name, p in model.named_parameters():
-        seen[name] = p.detach().clone()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    return seen
-
-
 def _weights(r):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model, other = make_model(mesh=flat), make_model(mesh=flat)
     lc.fsdp.quantize(model, weights=WEIGHTS, gradients="none", hosts=hosts)
     lc.fsdp.quantize(other, weights=WEIGHTS, gradients="none")
-    ours, theirs = _gathered(model), _gathered(other)
+    ours, theirs = gathered(model), gathered(other)
     for name, t in theirs.items():
         assert torch.equal(bits(ours[name]), bits(t)), name  # the nearest value draws nothing: as over the flat group
     exact = whole(model)
     assert any(not torch.equal(ours[name], exact[name]) for name in ours if name.endswith(CODED))
-    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in ours.values()))
+    return crc(ours.values())
 
 
 def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
@@ -61,17 +46,19 @@ def _master(r):
     model = make_model(mesh=flat)
     lc.fsdp.quantize(model, weights="lattice8:bucket=128", gradients="levels4", master="quantized", hosts=hosts)
     train(r, model, 3)
-    seen = _gathered(model)
+    seen = gathered(model)
     for name, t in whole(model).items():
         assert torch.equal(bits(seen[name]), bits(t)), name  # the shards are what everybody decoded
-    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+    return crc(seen.values())
 
 
 def test_a_quantized_master_is_what_all_hosts_decoded(quad):
     assert len(set(quad(_master))) == 1
 
 
-def _bytes(r, weights, gradients):
+@pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
+@pytest.mark.on("quad")
+def test_a_host_sends_one_coded_copy(r, weights, gradients):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -98,12 +85,6 @@ def _bytes(r, weights, gradients):
         assert least <= between[op]["wire_bytes"] <= 1.05 * least + 4096, (op, least, between[op])
         assert between[op]["exact_calls"] == (between[op]["calls"] if spec == "none" else 0)
     assert inside["reduce_scatter"]["exact_calls"] == inside["reduce_scatter"]["calls"] == len(model)
-    return between["all_gather"]["wire_bytes"]
-
-
-@pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
-def test_a_host_sends_one_coded_copy(quad, weights, gradients):
-    quad(_bytes, weights, gradients)
 
 
 def _trains(r, how, overlap, hierarchical):
@@ -114,9 +95,8 @@ def _trains(r, how, overlap, hierarchical):
     codecs = {"weights": "none", "gradients": "none"} if how == "none" else {"weights": "qsgd8:bucket=256"}
     lc.fsdp.quantize(model, **codecs, overlap=overlap, **({"hosts": hosts} if hierarchical else {}))
     if how == "divided":
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(3.0)
+        for module in wrapped(model):
+            module.set_gradient_divide_factor(3.0)
     losses = train(r, model, 6, accumulate=2)
     return {"losses": losses, **whole(model)}
 
@@ -139,7 +119,8 @@ def test_none_is_exact(quad):
     torch.testing.assert_close(two["losses"], flat["losses"], rtol=1e-3, atol=0)
 
 
-def _mistakes(r):
+@pytest.mark.on("quad")
+def test_mistakes(r):
     r.init("lowcomm")
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
@@ -155,18 +136,11 @@ def _mistakes(r):
     loss_of(model, batch(r.rank, 0)).backward()
 
 
-def test_mistakes(quad):
-    quad(_mistakes)
-
-
-def _dies(r):
+@pytest.mark.on(4, allow_exit={3: -signal.SIGKILL})
+def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts(r):
     r.init("lowcomm", timeout_s=600)
     flat, hosts = _meshes(r)
     model = make_model(3, mesh=flat)
     lc.fsdp.quantize(model, hosts=hosts)
     train(r, model, 1)
     expect_lost(r, model, 3, r"(?s)(all_gather|reduce_scatter).*rank \d")
-
-
-def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts():
-    ranks.run_ranks(_dies, 4, allow_exit={3: -signal.SIGKILL})

@@ -1,12 +1,9 @@
 """HSDP: shards coded by lc.fsdp.quantize, replicas by `replicate=` or their group's policy; every group's bytes counted."""
 
-import zlib
-
 import pytest
 import torch
 import torch.distributed as dist
-from collective_cases import bits
-from fsdp_model import batch, loss_of, make_model, train
+from fsdp_model import batch, crc, loss_of, make_model, train
 from torch.distributed.device_mesh import init_device_mesh
 
 import torch_lowcomm as lc
@@ -17,10 +14,6 @@ STEPS = 12
 
 def _mesh():
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-
-
-def _crc(tensors):
-    return zlib.crc32(b"".join(bits(t.detach().contiguous()).numpy().tobytes() for t in tensors))
 
 
 def _hsdp(r, how):
@@ -57,7 +50,7 @@ def _hsdp(r, how):
     for op in ("all_gather", "reduce_scatter"):
         assert stats["shard"][op]["exact_calls"] == 0
         assert 3.0 < stats["shard"][op]["ratio"] < 4, stats["shard"][op]
-    return losses, _crc(p.to_local() for p in model.parameters()), stats
+    return losses, crc(p.to_local() for p in model.parameters()), stats
 
 
 def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
@@ -76,7 +69,8 @@ def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
     assert exact[0][1] == exact[2][1]
 
 
-def _mistakes(r):
+@pytest.mark.on("quad")
+def test_mistakes_and_differences(r):
     r.init("lowcomm")
     flat = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     with pytest.raises(ValueError, match="expected replicate=None for a model without replicas"):
@@ -99,7 +93,3 @@ def _mistakes(r):
     lc.fsdp.quantize(model, replicate=BETWEEN)
     assert backend.policy == f"all_reduce={lc.codec(BETWEEN).spec}"
     loss_of(model, batch(r.rank, 0)).backward()
-
-
-def test_mistakes_and_differences(quad):
-    quad(_mistakes)

@@ -121,25 +121,21 @@ def _resumed(r):
     return state
 
 
-def _distributed_checkpoint(r, folder):
+def test_distributed_checkpoint(r, tmp_path):
     """The handle is a Stateful: torch's own checkpoints save and load it."""
     r.init("lowcomm")
     model, comms, optimizer = _make(r, learn_at=(1,))
     for step in range(3):
         _step(r, model, optimizer, step)
-    dcp.save({"comms": comms}, checkpoint_id=folder)
+    dcp.save({"comms": comms}, checkpoint_id=tmp_path)
     _, other, _ = _make(r, learn_at=(1,))
-    dcp.load({"comms": other}, checkpoint_id=folder)
+    dcp.load({"comms": other}, checkpoint_id=tmp_path)
     ours, theirs = comms.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
     assert ours["weights.0"] == theirs["weights.0"] == 3
     for key in ("weights.0.levels", "gradients.0.levels"):
         assert ours[key]["versions"] == theirs[key]["versions"] == [1]
         assert _same(ours[key]["levels"], theirs[key]["levels"]), key
-
-
-def test_distributed_checkpoint(pair, tmp_path):
-    pair(_distributed_checkpoint, str(tmp_path))
 
 
 def _loaded(r, state):
@@ -157,7 +153,7 @@ def test_a_resumed_run_has_its_levels(pair, quad):
     quad(_loaded, state)
 
 
-def _refused(r):
+def test_mistakes(r):
     r.init("lowcomm")
     _, comms, _ = _make(r)
     state = copy.deepcopy(comms.state_dict())
@@ -196,11 +192,7 @@ def _refused(r):
     lc.fsdp.quantize(fresh, weights=WEIGHTS)  # at the paper's steps
 
 
-def test_mistakes(pair):
-    pair(_refused)
-
-
-def _differing(r):
+def test_ranks_with_different_tables(r):
     """A rank whose table is another's does not decode quietly: both versions are named."""
     r.init("lowcomm")
     model, comms, _ = _make(r)
@@ -212,10 +204,6 @@ def _differing(r):
     with pytest.raises(dist.DistBackendError, match=r"(?s)codec.*levels of version [05].*levels of version [05]"):
         model(0)
     dist.destroy_process_group()  # a lost group
-
-
-def test_ranks_with_different_tables(pair):
-    pair(_differing)
 
 
 def _elsewhere(r, where):

@@ -23,7 +23,12 @@ def _equal(a, b):
     return torch.equal(bits(a), bits(b))
 
 
-def _replaced(r, weights, checkpointed):
+@pytest.mark.parametrize(
+    ("weights", "checkpointed"),
+    [("minmax4:bucket=128", True), ("lattice6:bucket=256", False), ("levels3:bucket=64", False)],
+)
+@pytest.mark.on("pair", "quad")  # four have shards that are padded
+def test_the_shard_becomes_what_it_was_decoded_to(r, weights, checkpointed):
     """At the first gather after a step the shards become what all compute with, at no other, and that is stepped."""
     r.init("lowcomm")
     Spy.seen = []
@@ -50,19 +55,7 @@ def _replaced(r, weights, checkpointed):
             torch.testing.assert_close(p.to_local(), stepped[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("weights", "checkpointed"),
-    [("minmax4:bucket=128", True), ("lattice6:bucket=256", False), ("levels3:bucket=64", False)],
-)
-def test_the_shard_becomes_what_it_was_decoded_to(pair, weights, checkpointed):
-    pair(_replaced, weights, checkpointed)
-
-
-def test_shards_that_are_padded(quad):
-    quad(_replaced, "lattice6:bucket=256", False)
-
-
-def _written_unseen(r):
+def test_a_write_that_no_version_shows(r):
     """The next gather sends values that were written behind the versions' back, norms too."""
     r.init("lowcomm")
     codec = lc.codec("minmax4:bucket=128")
@@ -79,11 +72,7 @@ def _written_unseen(r):
         assert _equal(big, torch.cat(shards_of(r, model)["0.big.weight"]))
 
 
-def test_a_write_that_no_version_shows(pair):
-    pair(_written_unseen)
-
-
-def _exact_scope(r):
+def test_an_exact_gather_leaves_the_shard_alone(r):
     r.init("lowcomm")
     model, _ = _make(r, "minmax4:bucket=128")
     before = shards_of(r, model)
@@ -93,11 +82,8 @@ def _exact_scope(r):
         assert all(_equal(a, b) for a, b in zip(shards, before[name], strict=True)), name
 
 
-def test_an_exact_gather_leaves_the_shard_alone(pair):
-    pair(_exact_scope)
-
-
-def _resumed(r, weights, after):
+@pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
+def test_a_resumed_run_goes_on_bit_for_bit(r, weights, after):
     """A checkpoint after a step holds what the next gather encodes; after a forward pass, what it was decoded to."""
     from torch import distributed as dist
 
@@ -124,11 +110,6 @@ def _resumed(r, weights, after):
     assert steps(r, again, its_optimizer, range(3, 6)) == rest
     for name, shards in shards_of(r, again).items():
         assert all(_equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
-
-
-@pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
-def test_a_resumed_run_goes_on_bit_for_bit(pair, weights, after):
-    pair(_resumed, weights, after)
 
 
 def _regression(r, weights, master):
@@ -160,7 +141,8 @@ def test_nearest_stalls_where_the_lattice_does_not(pair):
     assert lattice < 0.01
 
 
-def _refused(r):
+@pytest.mark.on("pair", "quad")
+def test_mistakes(r):
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
     model = make_model(mesh=mesh)
@@ -181,8 +163,3 @@ def _refused(r):
         comms.load_state_dict(other.state_dict())
     with pytest.raises(ValueError, match=r"unexpected: \['master.0', 'master.1'\]"):
         other.load_state_dict(comms.state_dict())
-
-
-def test_mistakes(pair, quad):
-    pair(_refused)
-    quad(_refused)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_model import batch, loss_of, make_model
+from fsdp_model import batch, loss_of, make_model, wrapped
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 import torch_lowcomm as lc
 
@@ -23,7 +23,7 @@ def _exact_gathers(r, model):
     return gathers["calls"], gathers["exact_calls"]
 
 
-def _local(r):
+def test_local_mistakes(r):
     """Every rank makes the same mistake."""
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (r.size,))
@@ -48,11 +48,9 @@ def _local(r):
         lc.fsdp.quantize(other)
 
 
-def test_local_mistakes(pair):
-    pair(_local)
-
-
-def _differing(r, what):
+@pytest.mark.parametrize("what", ["codec", "exact"])
+@pytest.mark.on("quad")
+def test_ranks_that_disagree_stay_unquantized(r, what):
     """Ranks that disagree hear what differs, and every one keeps a model that is not quantized."""
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -73,12 +71,9 @@ def _differing(r, what):
     loss_of(model, batch(r.rank, 0)).backward()
 
 
-@pytest.mark.parametrize("what", ["codec", "exact"])
-def test_ranks_that_disagree_stay_unquantized(quad, what):
-    quad(_differing, what)
-
-
-def _one_rank_is_wrong(r, what):
+@pytest.mark.parametrize("what", ["codec", "predicate"])
+@pytest.mark.on("quad")
+def test_a_mistake_of_one_rank_reaches_the_others(r, what):
     """The others get the mistake of one rank as an error of theirs, at once, and nothing has changed."""
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -99,12 +94,10 @@ def _one_rank_is_wrong(r, what):
     assert exact < calls
 
 
-@pytest.mark.parametrize("what", ["codec", "predicate"])
-def test_a_mistake_of_one_rank_reaches_the_others(quad, what):
-    quad(_one_rank_is_wrong, what)
-
-
-def _on_two_meshes(r, first, wrong):
+@pytest.mark.parametrize("first", ["half", "all"])
+@pytest.mark.parametrize("wrong", ["differs", "raises"])
+@pytest.mark.on("quad", timeout=30)
+def test_groups_hear_what_others_of_the_model_find(r, first, wrong):
     """A module sharded over all ranks next to one over half of them: what a half finds, the other half hears."""
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("halves", "half"))
@@ -125,39 +118,27 @@ def _on_two_meshes(r, first, wrong):
     assert comms.state_dict()["gradients.0"] == 1
 
 
-@pytest.mark.parametrize("first", ["half", "all"])
-@pytest.mark.parametrize("wrong", ["differs", "raises"])
-def test_groups_hear_what_others_of_the_model_find(quad, first, wrong):
-    quad(_on_two_meshes, first, wrong, timeout=30)
-
-
-def _unsharded(r):
+def test_quantize_while_gathered(r):
     """The choice of coded parameters does not depend on whether the parameters are gathered when quantize is called."""
     r.init("lowcomm")
     model = make_model(blocks=1, mesh=init_device_mesh("cpu", (r.size,)))
     norm = model[0].norm.weight
     nn.init.normal_(norm)
     expected = norm.full_tensor()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
+    for module in wrapped(model):
+        module.unshard()
     asked = []
     lc.fsdp.quantize(model, weights=MINMAX2, exact=lambda name, _: asked.append(name) or name == "0.back.weight")
     # Norms, biases and the small matrix are settled before.
     assert sorted(asked) == ["0.back.weight", "0.big.weight"]
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in wrapped(model):
+        module.reshard()
     back = model[0].back.weight.full_tensor()
     big = model[0].big.weight.full_tensor()
     model[0].unshard()
     assert torch.equal(model[0].norm.weight, expected)
     assert torch.equal(model[0].back.weight, back)
     assert not torch.equal(model[0].big.weight, big)
-
-
-def test_quantize_while_gathered(pair):
-    pair(_unsharded)
 
 
 class _Tied(nn.Module):
@@ -171,7 +152,8 @@ class _Tied(nn.Module):
         return self.head(self.embed(tokens))
 
 
-def _tied(r, keep):
+@pytest.mark.parametrize("keep", ["embed.weight", "head.weight", ""])
+def test_tied_parameters_stay_exact_by_any_name(r, keep):
     """The predicate is asked by every name of a tied parameter."""
     r.init("lowcomm")
     torch.manual_seed(3)
@@ -184,12 +166,7 @@ def _tied(r, keep):
         assert ops[op]["exact_calls"] == (ops[op]["calls"] if keep else 0), (op, ops[op])
 
 
-@pytest.mark.parametrize("keep", ["embed.weight", "head.weight", ""])
-def test_tied_parameters_stay_exact_by_any_name(pair, keep):
-    pair(_tied, keep)
-
-
-def _thawed(r):
+def test_other_gradients_than_planned_travel_exact(r):
     """A layout made for other gradients is not used, even where the sizes fit."""
     r.init("lowcomm")
     torch.manual_seed(4)
@@ -210,11 +187,7 @@ def _thawed(r):
     assert "other parameters" in next(iter(reduced["exact_because"]))
 
 
-def test_other_gradients_than_planned_travel_exact(pair):
-    pair(_thawed)
-
-
-def _nan(r):
+def test_a_nan_gradient_is_named(r):
     """A gradient that overflowed: the rank that has it says so, the others learn which it was."""
     r.init("lowcomm", timeout_s=20)
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
@@ -230,7 +203,3 @@ def _nan(r):
     dist.barrier()
     out = torch.empty(r.size)
     dist.all_gather_into_tensor(out, torch.ones(1))
-
-
-def test_a_nan_gradient_is_named(pair):
-    pair(_nan)

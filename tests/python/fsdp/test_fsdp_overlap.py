@@ -7,7 +7,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole
+from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole, wrapped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -16,10 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import torch_lowcomm as lc
 
 CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd8:bucket=256"}  # their draws would show another order
-
-
-def _wrapped(model):
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 class _Skipping(nn.Module):
@@ -62,7 +58,7 @@ def _run(r, how, overlap):
     model = _model(r, how)
     lc.fsdp.quantize(model, **CODECS, overlap=overlap)
     hooked = []
-    for module in _wrapped(model):
+    for module in wrapped(model):
         if how == "compiled":
             module.compile(backend="eager")
         if how == "kept":
@@ -145,7 +141,7 @@ def _alive(r, overlap):
     plain = fsdp2.new_buffer
 
     def note():
-        gathered = sum(p.numel() * 4 for m in _wrapped(model) for p in m.parameters() if not hasattr(p, "placements"))
+        gathered = sum(p.numel() * 4 for m in wrapped(model) for p in m.parameters() if not hasattr(p, "placements"))
         buffers = sum(size for ref, size in seen.values() if not ref.expired())
         peaks.append(gathered + buffers)
 
@@ -174,16 +170,13 @@ def test_memory_of_one_more_module_at_most(pair):
         assert now <= before + 1.01, (before, now)
 
 
-def _dies(r):
+@pytest.mark.on(2, allow_exit={1: -signal.SIGKILL})
+def test_a_killed_rank_is_named(r):
     r.init("lowcomm", timeout_s=600)
     model = make_model(3, mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, **CODECS)
     train(r, model, 1)
     expect_lost(r, model, 1, r"(?s)(all_gather|reduce_scatter).*rank 1\b")
-
-
-def test_a_killed_rank_is_named():
-    ranks.run_ranks(_dies, 2, allow_exit={1: -signal.SIGKILL})
 
 
 class _Spoils(torch.autograd.Function):
@@ -196,7 +189,8 @@ class _Spoils(torch.autograd.Function):
         return grad * float("nan")
 
 
-def _refused(r, accumulated):
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
     """A reduction that fails leaves the gradients that there were."""
     r.init("lowcomm")
     model = make_model(2, mesh=init_device_mesh("cpu", (r.size,)))
@@ -216,21 +210,12 @@ def _refused(r, accumulated):
         assert not accumulated or not torch.equal(p.grad.to_local(), before[f"1.{name}"]), name
 
 
-@pytest.mark.parametrize("accumulated", [False, True])
-def test_a_reduction_that_fails_changes_no_gradient(pair, accumulated):
-    pair(_refused, accumulated)
-
-
-def _differing(r):
+def test_ranks_that_differ_are_told(r):
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
     with pytest.raises(dist.DistBackendError, match="with(out)? overlap"):
         lc.fsdp.quantize(model, overlap=r.rank == 0)
     lc.fsdp.quantize(model, overlap=False)
-
-
-def test_ranks_that_differ_are_told(pair):
-    pair(_differing)
 
 
 def _broken(r, overlap):

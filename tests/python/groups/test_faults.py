@@ -116,7 +116,8 @@ def test_a_rank_that_comes_back_is_fenced_off():
     ranks.run_ranks(_fault_with_pid, 3, "all_gather", "stopped and resumed", 2.0, timeout=DEADLINE_S)
 
 
-def _two_groups(r):
+@pytest.mark.on(3, allow_exit={2: -signal.SIGKILL})
+def test_another_group_lives_on(r):
     """A fault in one group leaves the other one alone (the ranks of the second are all alive)."""
     r.init("lowcomm", timeout_s=30)
     inner = dist.new_group([0, 1])
@@ -133,7 +134,3 @@ def _two_groups(r):
         mine = torch.empty(1)
         dist.reduce_scatter_tensor(mine, torch.ones(2), group=inner)
         assert mine.item() == 2
-
-
-def test_another_group_lives_on():
-    ranks.run_ranks(_two_groups, 3, allow_exit={2: -signal.SIGKILL})

@@ -35,7 +35,7 @@ def _gather(r, n=N):
     return dist.all_gather_into_tensor(torch.empty(n * r.size), torch.ones(n), async_op=True)
 
 
-def _of_a_living_group(r):
+def test_of_a_living_group(r):
     options = {"min_bytes": 0, "flight_record": 5}
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", **options))
     name = dist.group.WORLD.group_name
@@ -85,10 +85,6 @@ def _of_a_living_group(r):
     for work in works:
         work.wait()
     assert [op["state"] for op in _record()[OPS][-2:]] == ["done"] * 2
-
-
-def test_of_a_living_group(pair):
-    pair(_of_a_living_group)
 
 
 def _until_sent(r):
@@ -166,10 +162,7 @@ def test_the_option():
             lc.Options(flight_record=wrong)
 
 
-def _wrong_environment(r):
+@pytest.mark.on(1, env={"LOWCOMM_FLIGHT_RECORD": "many"})
+def test_the_environments_number_is_checked(r):
     with pytest.raises(ValueError, match="LOWCOMM_FLIGHT_RECORD: expected an integer, got 'many'"):
         r.init("lowcomm")
-
-
-def test_the_environments_number_is_checked():
-    ranks.run_ranks(_wrong_environment, 1, env={"LOWCOMM_FLIGHT_RECORD": "many"})

@@ -3,7 +3,6 @@
 import datetime
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from group_check import check_group
@@ -14,7 +13,10 @@ CPU = torch.device("cpu")
 NEVER_S = 600.0  # longer than the harness gives the ranks: who waits for it fails
 
 
-def _timeout(r, how):
+@pytest.mark.later
+@pytest.mark.parametrize("how", ["new_group", "set_timeout"])
+@pytest.mark.on(2)
+def test_timeouts(r, how):
     """The last rank stays out of an op; the others fail by the time-out that was set, and say which and whom."""
     r.init("lowcomm", timeout_s=NEVER_S)
     group = dist.group.WORLD
@@ -33,13 +35,8 @@ def _timeout(r, how):
     r.say(f"done{r.rank}")
 
 
-@pytest.mark.later
-@pytest.mark.parametrize("how", ["new_group", "set_timeout"])
-def test_timeouts(how):
-    ranks.run_ranks(_timeout, 2, how)
-
-
-def _shutdown(r):
+@pytest.mark.on(2)
+def test_shutdown_twice(r):
     r.init("lowcomm")
     group = dist.group.WORLD
     out = torch.empty(3 * r.size)
@@ -56,11 +53,7 @@ def _shutdown(r):
     dist.destroy_process_group()
 
 
-def test_shutdown_twice():
-    ranks.run_ranks(_shutdown, 2)
-
-
-def _reused_names(r):
+def test_a_dead_groups_name_means_nothing(r):
     """Names of groups come back after a destroy: a later group must never be taken for one that is still referred to."""
     r.init("lowcomm")
     groups = [dist.group.WORLD, dist.new_group()]
@@ -85,7 +78,3 @@ def _reused_names(r):
     lc.set_policy(None, "all_gather=minmax8")
     check_group(r)
     del held
-
-
-def test_a_dead_groups_name_means_nothing(pair):
-    pair(_reused_names)

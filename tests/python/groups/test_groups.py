@@ -7,7 +7,6 @@ import warnings
 
 import collective_cases as cases
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import Case, bits
@@ -29,7 +28,9 @@ def _register_again():
             torch_lowcomm._torch_lowcomm_autoload.register()
 
 
-def _registered(r):
+@pytest.mark.later
+@pytest.mark.on(2, start="spawn")
+def test_known_without_an_import(r):
     assert "torch_lowcomm" not in sys.modules, "import torch alone must not import the package"
     assert "torch_lowcomm._C" not in sys.modules
     assert "LOWCOMM" in dist.Backend._plugins
@@ -43,7 +44,9 @@ def _registered(r):
     dist.destroy_process_group()
 
 
-def _registered_by_import(r):
+@pytest.mark.slow
+@pytest.mark.on(2, start="spawn", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+def test_import_registers_where_torch_loads_no_plugins(r):
     assert "LOWCOMM" not in dist.Backend._plugins
     _register_again()
     r.init("lowcomm")
@@ -51,20 +54,10 @@ def _registered_by_import(r):
     dist.destroy_process_group()
 
 
-@pytest.mark.later
-def test_known_without_an_import():
-    ranks.run_ranks(_registered, 2, start="spawn")
-
-
-@pytest.mark.slow
-def test_import_registers_where_torch_loads_no_plugins():
-    ranks.run_ranks(_registered_by_import, 2, start="spawn", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-
-
 # ---- options and kinds of groups -----------------------------------------------------------------------------------
 
 
-def _options(r):
+def test_options(r):
     import torch_lowcomm as lc
 
     options = lc.Options(timeout=datetime.timedelta(seconds=50), min_bytes=1, seed=3, chunk_bytes=65536)
@@ -85,7 +78,8 @@ def _options(r):
         dist.new_group(backend="lowcomm", pg_options={"policy": ""})
 
 
-def _new_groups(r):
+@pytest.mark.on("quad")
+def test_new_groups(r):
     r.init("lowcomm")
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3], timeout=datetime.timedelta(seconds=30))]
     single = dist.new_group([r.rank], use_local_synchronization=True)
@@ -106,7 +100,8 @@ def _new_groups(r):
         check_group(r, group)
 
 
-def _split(r):
+@pytest.mark.on("quad")
+def test_split_group(r):
     r.init("lowcomm")
     check_group(r)
     members = [0, 1] if r.rank < 2 else [2, 3]
@@ -123,7 +118,7 @@ def _split(r):
     child.shutdown()
 
 
-def _children(r):
+def test_children_take_the_living_policy(r):
     """Later groups take what their options leave unset from the living default group, or from who is split."""
     import torch_lowcomm as lc
     from torch_lowcomm.groups import backend_of
@@ -159,7 +154,7 @@ def _children(r):
         child.shutdown()
 
 
-def _timeouts(r):
+def test_a_timeout_of_nothing_is_refused(r):
     for none in (0, -1):
         with pytest.raises(ValueError, match=r"timeout: expected more than 0, got"):
             r.init("lowcomm", timeout_s=none)
@@ -176,7 +171,8 @@ def _timeouts(r):
     check_group(r)
 
 
-def _mesh(r):
+@pytest.mark.on("quad")
+def test_mesh_override(r):
     from torch.distributed.device_mesh import init_device_mesh
 
     import torch_lowcomm as lc
@@ -191,43 +187,16 @@ def _mesh(r):
     check_group(r)
 
 
-def _device_map(r, backend):
+@pytest.mark.parametrize("backend", ["cpu:lowcomm", "cpu:lowcomm,cuda:lowcomm", "lowcomm"])
+def test_device_maps(r, backend):
     r.init(backend)
     check_group(r)
     assert type(dist.group.WORLD._get_backend(CPU)).__name__ == "LowcommBackend"
     check_group(r, dist.new_group())
 
 
-def test_options(pair):
-    pair(_options)
-
-
-def test_new_groups(quad):
-    quad(_new_groups)
-
-
-def test_split_group(quad):
-    quad(_split)
-
-
-def test_children_take_the_living_policy(pair):
-    pair(_children)
-
-
-def test_a_timeout_of_nothing_is_refused(pair):
-    pair(_timeouts)
-
-
-def test_mesh_override(quad):
-    quad(_mesh)
-
-
-@pytest.mark.parametrize("backend", ["cpu:lowcomm", "cpu:lowcomm,cuda:lowcomm", "lowcomm"])
-def test_device_maps(pair, backend):
-    pair(_device_map, backend)
-
-
-def _detail(r):
+@pytest.mark.on(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, timeout=90)
+def test_debug_detail(r):
     r.init("lowcomm")
     check_group(r)
     for collective in (cases.all_gather, cases.reduce_scatter, cases.all_gather_into_tensor, cases.all_to_all_single):
@@ -239,7 +208,3 @@ def _detail(r):
     # The purpose of the mode: ranks that call different ops learn it.
     with pytest.raises(RuntimeError, match="Collectives differ|collective"):
         dist.all_reduce(torch.ones(2)) if r.rank == 0 else dist.all_gather_into_tensor(torch.ones(4), torch.ones(2))
-
-
-def test_debug_detail():
-    ranks.run_ranks(_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, timeout=90)

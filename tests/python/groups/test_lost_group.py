@@ -19,7 +19,8 @@ def _lose(r):
         dist.all_gather_into_tensor(torch.empty(4 * r.size), torch.ones(4))
 
 
-def _later_ops(r):
+@pytest.mark.on("pair", "quad")
+def test_every_op_of_a_lost_group_names_the_first_cause(r):
     """Later ops fail with the first cause, and do not wait for a peer."""
     r.init("lowcomm", timeout_s=1000)  # the job's deadline is far less: whoever waits for it fails the test
     _lose(r)
@@ -50,11 +51,6 @@ def _later_ops(r):
     assert torch.equal(x, torch.full((3,), float(r.size)))
 
 
-def test_every_op_of_a_lost_group_names_the_first_cause(pair, quad):
-    pair(_later_ops)
-    quad(_later_ops)
-
-
 def _abort_in_an_agreement(r):
     """A rank that aborts while its peers agree on a policy: they hear it, long before the progress deadline."""
     r.init("lowcomm", timeout_s=1000)
@@ -78,7 +74,8 @@ def test_an_abort_breaks_an_agreement(pair, quad):
             assert re.search(r"aborted by the program of rank 0|gave the group up|[Cc]losed", message), message
 
 
-def _time_out(r, how):
+@pytest.mark.parametrize("how", ["exact", "coded"])
+def test_a_time_out_ends_the_group(r, how):
     """A time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
     policy = "all_gather=minmax8; broadcast=minmax8"
     options = {"min_bytes": 0, "flight_record": 0}
@@ -112,12 +109,7 @@ def _time_out(r, how):
     assert torch.equal(ints, torch.full((3,), r.size))
 
 
-@pytest.mark.parametrize("how", ["exact", "coded"])
-def test_a_time_out_ends_the_group(pair, how):
-    pair(_time_out, how)
-
-
-def _mistake(r):
+def test_a_mistake_leaves_the_group_whole(r):
     """A call that is refused, and a wait that is over before its op, end nothing."""
     import datetime
 
@@ -140,11 +132,7 @@ def _mistake(r):
     assert torch.equal(out, torch.ones(300 * r.size))
 
 
-def test_a_mistake_leaves_the_group_whole(pair):
-    pair(_mistake)
-
-
-def _future_of_an_exact_op(r):
+def test_futures_of_exact_ops_carry_the_named_error(r):
     """The error that a future carries is the one that wait() raises."""
     r.init("lowcomm")
     x = torch.ones(3)
@@ -152,17 +140,8 @@ def _future_of_an_exact_op(r):
     if r.rank == 0:
         r.set_deadline(1.5)
         future = dist.all_reduce(x, async_op=True).get_future()
-        with pytest.raises(
-            dist.DistBackendError, match=r"all_reduce failed between rank 0 .*sequence 2.*elapsed \d"
-        ) as failure:
+        with pytest.raises(dist.DistBackendError, match=r"all_reduce failed between rank 0 .*sequence 2.*elapsed \d"):
             future.wait()
         r.say("failed")
-        dist.destroy_process_group()
-        return str(failure.value)
     r.hear("failed")
     dist.destroy_process_group()
-    return None
-
-
-def test_futures_of_exact_ops_carry_the_named_error(pair):
-    pair(_future_of_an_exact_op)

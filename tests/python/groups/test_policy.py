@@ -12,7 +12,8 @@ from kept_log import kept_log
 import torch_lowcomm as lc
 
 
-def _allow_list(r):
+@pytest.mark.on("pair", "quad")
+def test_the_policy_is_an_allow_list(r):
     """These stay exact: small tensors, integers, bool, fp64, other reduce ops, other ops, an exact scope."""
     spec = "minmax4:bucket=64"
     policy = f"all_gather={spec}; reduce_scatter={spec}"
@@ -67,7 +68,8 @@ def _allow_list(r):
         assert (after - before == 0) == coded, n
 
 
-def _channels_are_each_tensors(r):
+@pytest.mark.on("pair", timeout=60)
+def test_channels_under_a_policy(r):
     """axis=channel: the last dimension of each tensor; what has none goes exact and is counted; ranks compare it."""
     spec = "sym8:axis=channel"
     r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
@@ -107,16 +109,8 @@ def _channels_are_each_tensors(r):
     dist.destroy_process_group()
 
 
-def test_channels_under_a_policy(pair):
-    pair(_channels_are_each_tensors, timeout=60)
-
-
-def test_the_policy_is_an_allow_list(pair, quad):
-    pair(_allow_list)
-    quad(_allow_list)
-
-
-def _policies(r):
+@pytest.mark.on("pair", "quad")
+def test_set_policy(r):
     """set_policy on a living group: what was issued before keeps the old policy; other groups are left alone."""
     r.init("lowcomm", pg_options=lc.Options(min_bytes=0, seed=SEED))
     eight, four = lc.codec("minmax8"), lc.codec("minmax4:bucket=128")
@@ -155,12 +149,7 @@ def _policies(r):
         lc.set_policy(dist.GroupMember.NON_GROUP_MEMBER, "")
 
 
-def test_set_policy(pair, quad):
-    pair(_policies)
-    quad(_policies)
-
-
-def _announced(r):
+def test_one_info_line_a_group(r):
     with kept_log() as lines:
         r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8:bucket=256", min_bytes=123))
         dist.new_group(pg_options=lc.Options(policy=""))
@@ -169,7 +158,3 @@ def _announced(r):
     assert "all_gather=minmax8:bucket=256" in said[0], said
     assert "123" in said[0], said
     assert "exact" in said[1], said
-
-
-def test_one_info_line_a_group(pair):
-    pair(_announced)

@@ -103,7 +103,10 @@ def test_ctrl_c_ends_a_wait_and_tells_the_peer(name):
     assert "rank 0" in peers
 
 
-def _handled(r, kind):
+@pytest.mark.later
+@pytest.mark.parametrize("kind", ["exact", "coded", "recv"])
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_a_handler_that_raises_nothing_runs_while_the_wait_goes_on(r, kind):
     r.init(timeout_s=NEVER_S, pg_options=lc.Options(policy=POLICY, min_bytes=1000))
     store = dist.distributed_c10d._get_default_store()
     x = torch.ones(100_000 if kind == "coded" else 100)
@@ -114,17 +117,12 @@ def _handled(r, kind):
     else:
         store.wait(["handled"], _hours(1))  # set while the other rank waits
     dist.recv(x, 1) if kind == "recv" and r.rank == 0 else dist.send(x, 0) if kind == "recv" else dist.all_reduce(x)
-    return len(came), x[0].item()
+    assert len(came) == (1 if r.rank == 0 else 0)
+    assert x[0].item() == pytest.approx(1 if kind == "recv" else 2)
 
 
-@pytest.mark.later
-@pytest.mark.parametrize("kind", ["exact", "coded", "recv"])
-def test_a_handler_that_raises_nothing_runs_while_the_wait_goes_on(kind):
-    got = ranks.run_ranks(_handled, 2, kind, timeout=DEADLINE_S)
-    assert got == [(1, pytest.approx(1 if kind == "recv" else 2)), (0, pytest.approx(1 if kind == "recv" else 2))]
-
-
-def _making(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_ctrl_c_ends_the_wait_for_a_peer_of_a_new_group(r):
     r.init(timeout_s=NEVER_S)
     store = dist.distributed_c10d._get_default_store()
     if r.rank == 0:
@@ -136,8 +134,4 @@ def _making(r):
     store.wait(["interrupted"], _hours(1))
     x = torch.ones(10)
     dist.all_reduce(x)
-    return x[0].item()
-
-
-def test_ctrl_c_ends_the_wait_for_a_peer_of_a_new_group():
-    assert ranks.run_ranks(_making, 2, timeout=DEADLINE_S) == [2, 2]
+    assert x[0].item() == 2

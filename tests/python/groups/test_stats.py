@@ -14,7 +14,8 @@ import torch.distributed as dist
 import torch_lowcomm as lc
 
 
-def _statistics(r):
+@pytest.mark.on("pair", "quad")
+def test_statistics(r):
     spec = "minmax8:bucket=1024"
     r.init("lowcomm", pg_options=lc.Options(policy=f"all_gather={spec}; reduce_scatter={spec}", min_bytes=0))
     name = dist.group.WORLD.group_name
@@ -65,11 +66,6 @@ def _statistics(r):
     assert lc.stats()[other.group_name]["all_gather"]["calls"] == 1
     dist.destroy_process_group(other)
     assert name in lc.stats()
-
-
-def test_statistics(pair, quad):
-    pair(_statistics)
-    quad(_statistics)
 
 
 def _sent_on_loopback():

@@ -151,7 +151,8 @@ def _like_gloo(r):
     check_group(r)
 
 
-def _mistakes(r, policy):
+@pytest.mark.parametrize("policy", ["", OWN])
+def test_a_mistake_in_a_block(r, policy):
     r.init("lowcomm", pg_options=options(policy))
     world = dist.group.WORLD
     for name, wrongs in _wrong(r).items():
@@ -249,8 +250,3 @@ def _one_call(r):
 @pytest.mark.parametrize("part", [_like_gloo, _waited_for, _left_open, _not_started, _one_call])
 def test_collectives_in_a_block(pair, part):
     pair(part)
-
-
-@pytest.mark.parametrize("policy", ["", OWN])
-def test_a_mistake_in_a_block(pair, policy):
-    pair(_mistakes, policy)

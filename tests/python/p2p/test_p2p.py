@@ -1,13 +1,15 @@
 """send, recv, recv from any source, and batches of them: every dtype, tags, order, big messages both ways at once."""
 
 import collective_cases as cases
+import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
 from p2p_cases import neighbours, send_in_turn, swap
 
 
-def _p2p(r):
+@pytest.mark.on("pair", "quad")
+def test_send_recv_tags_and_any_source(r):
     r.init("lowcomm")
     right, left = neighbours(r)
     for dtype in cases.FLOATS + cases.INTEGERS + cases.OTHERS:
@@ -48,8 +50,3 @@ def _p2p(r):
     dist.irecv(got, left).wait()
     work.wait()
     assert torch.equal(got, values(torch.float32, 1 << 20, left))
-
-
-def test_send_recv_tags_and_any_source(pair, quad):
-    pair(_p2p)
-    quad(_p2p)

@@ -3,22 +3,20 @@
 import pytest
 import torch
 import torch.distributed as dist
-from p2p_cases import init, neighbours, same, stats
+from p2p_cases import init, neighbours, same, stats, swap
 
 import torch_lowcomm as lc
 
 
-def _counted(r):
+@pytest.mark.on("pair", "quad")
+def test_coded_or_exact_by_the_policy(r):
     """Coded or exact, by what rules, and every byte of it."""
     codec = init(r, min_bytes=4096)
-    right, left = neighbours(r)
 
     def ring(x):
         before = stats() if _stats_there() else {}
         got = torch.zeros_like(x)
-        works = [dist.irecv(got, left), dist.isend(x, right)]
-        for work in works:
-            work.wait()
+        swap(r, x, got)
         return got, {
             op: {k: s[k] - before.get(op, {}).get(k, 0) for k in ("calls", "exact_calls", "raw_bytes")}
             for op, s in stats().items()
@@ -49,7 +47,8 @@ def _counted(r):
     assert stats()["send"]["exact_because"] == stats()["recv"]["exact_because"] == reasons
 
 
-def _refused(r):
+@pytest.mark.on("pair", "quad")
+def test_mistakes_are_refused(r):
     """A caller's mistakes, before anything is sent; afterwards all is well."""
     codec = init(r, min_bytes=4096)
     right, left = neighbours(r)
@@ -78,12 +77,7 @@ def _refused(r):
     assert backend.policy == "p2p=sym4:bucket=1024"
     lc.set_policy(None, "")
     x = torch.randn(5000, generator=torch.Generator().manual_seed(left))
-    works = [
-        dist.irecv(got, left),
-        dist.isend(torch.randn(5000, generator=torch.Generator().manual_seed(r.rank)), right),
-    ]
-    for work in works:
-        work.wait()
+    swap(r, torch.randn(5000, generator=torch.Generator().manual_seed(r.rank)), got)
     same(got, x)
     # Without a policy a message is taken from anybody.
     if r.rank == 0:
@@ -91,9 +85,3 @@ def _refused(r):
         assert sorted(dist.recv(small) for _ in range(r.size - 1)) == list(range(1, r.size))
     else:
         dist.send(torch.ones(5), 0)
-
-
-@pytest.mark.parametrize("part", [_counted, _refused])
-def test_coded_or_exact_by_the_policy(pair, quad, part):
-    pair(part)
-    quad(part)

@@ -47,9 +47,11 @@ def _open_things():
     return len(os.listdir("/proc/self/task")), descriptors
 
 
-def _again_and_again(r, rounds):
+@pytest.mark.later
+@pytest.mark.on(2, timeout=120)
+def test_repeated_groups_leak_nothing(r):
     counts = []
-    for _ in range(rounds):
+    for _ in range(20):
         r.init("lowcomm")
         check_group(r)
         check_group(r, dist.new_group())
@@ -62,12 +64,6 @@ def _again_and_again(r, rounds):
             time.sleep(0.01)
             threads, descriptors = _open_things()
         counts.append((threads, len(descriptors)))
-    return counts, sorted(descriptors.values())
-
-
-@pytest.mark.later
-def test_repeated_groups_leak_nothing():
-    for counts, descriptors in ranks.run_ranks(_again_and_again, 2, 20, timeout=120):
-        settled = counts[3]
-        assert all(c[0] <= settled[0] for c in counts[3:]), f"threads after each round: {[c[0] for c in counts]}"
-        assert all(c[1] <= settled[1] for c in counts[3:]), f"descriptors: {[c[1] for c in counts]}: {descriptors}"
+    settled, descriptors = counts[3], sorted(descriptors.values())
+    assert all(c[0] <= settled[0] for c in counts[3:]), f"threads after each round: {[c[0] for c in counts]}"
+    assert all(c[1] <= settled[1] for c in counts[3:]), f"descriptors: {[c[1] for c in counts]}: {descriptors}"

@@ -28,12 +28,17 @@ def _fresh(dtype=torch.float32, **options):
     return model, lc.QuantizedAdam(model.named_parameters(), **{**SETTINGS, "warmup_steps": WARM, **options})
 
 
-def _train(model, optimizer, rank, steps, spare=True):
+def train(model, optimizer, rank, steps):
+    """Steps with these numbers; their losses."""
+    losses = []
     for step in steps:
         x, y = ddp_model.batch(rank, step)
-        (model(x.to(next(model.parameters()).dtype), spare=spare) - y).square().mean().backward()
+        loss = (model(x.to(next(model.parameters()).dtype), spare=True) - y).square().mean()
+        loss.backward()
+        losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
+    return losses
 
 
 def _same_on_all_ranks(tensors):
@@ -51,7 +56,8 @@ def _shared(optimizer):
     return {n: {k: t for k, t in s.items() if not k.startswith("rank")} for n, s in state.items()}
 
 
-def _warm_up(r):
+@pytest.mark.on("quad")
+def test_warm_up_is_adamw(r):
     """AdamW with averaged gradients; a scheduler, parameter groups and a closure are as with torch's."""
     r.init()
     torch.manual_seed(7)
@@ -85,10 +91,6 @@ def _warm_up(r):
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
     assert _same_on_all_ranks(list(model.parameters()))
-
-
-def test_warm_up_is_adamw(quad):
-    quad(_warm_up)
 
 
 def _learns(r, optimizer_of, steps):
@@ -141,11 +143,11 @@ def _bytes(r, codec):
     """Every element is coded after the warm-up, and a step sends the bytes that the codec takes for its slices."""
     r.init()
     model, optimizer = _fresh(codec=codec)
-    _train(model, optimizer, r.rank, range(WARM))
+    train(model, optimizer, r.rank, range(WARM))
     (ops,) = lc.stats().values()
     warm = ops["quantized_adam_warmup"]
     lc.reset_stats()
-    _train(model, optimizer, r.rank, range(WARM, WARM + 8))
+    train(model, optimizer, r.rank, range(WARM, WARM + 8))
     (ops,) = lc.stats().values()
     assert {op for op, figures in ops.items() if figures["calls"]} == {"quantized_adam"}
     coded = ops["quantized_adam"]
@@ -166,16 +168,17 @@ def test_bytes_are_the_codecs(pair, codec):
     assert 8 * elements <= sum(warm for warm, *_ in found) <= 8 * elements + headers
 
 
-def _keeps_bits(r, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_are_kept(r, dtype):
     """All ranks have the same parameters and moments, and a resumed run goes on with the same bits."""
     r.init()
     model, optimizer = _fresh(dtype, codec="gauss4")
     assert get_optimizer_state_dict(model, optimizer)["state"].keys() == dict(model.named_parameters()).keys()
-    _train(model, optimizer, r.rank, range(WARM + 4))
+    train(model, optimizer, r.rank, range(WARM + 4))
     saved, weights = _own(optimizer), copy.deepcopy(model.state_dict())
     kept = {"optimizer": get_optimizer_state_dict(model, optimizer), "model": weights}
     dcp.save(kept, checkpoint_id=r.path("dcp"))
-    _train(model, optimizer, r.rank, range(WARM + 4, WARM + 12))
+    train(model, optimizer, r.rank, range(WARM + 4, WARM + 12))
     assert _same_on_all_ranks([list(model.parameters()), _shared(optimizer)])
     residual = saved["state"][0][f"rank{r.rank}.residual"]
     assert residual.dtype == torch.float32 and residual.abs().max() > 0
@@ -188,21 +191,16 @@ def _keeps_bits(r, dtype):
             kept = {"optimizer": get_optimizer_state_dict(again, other), "model": again.state_dict()}
             dcp.load(kept, checkpoint_id=r.path("dcp"))
             set_optimizer_state_dict(again, other, kept["optimizer"])
-        _train(again, other, r.rank, range(WARM + 4, WARM + 12))
+        train(again, other, r.rank, range(WARM + 4, WARM + 12))
         assert not differing(_own(other)["state"], _own(optimizer)["state"]), how
         assert not differing(again.state_dict(), model.state_dict()), how
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_are_kept(pair, dtype):
-    pair(_keeps_bits, dtype)
-
-
-def _not_finite(r):
+def test_a_step_that_is_not_finite(r):
     r.init()
     model, optimizer = _fresh()
     for steps in (2, WARM + 2):
-        _train(model, optimizer, r.rank, range(steps))
+        train(model, optimizer, r.rank, range(steps))
         before, weights = _own(optimizer), ddp_model.weights(model)
         ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
         if r.rank == 1:
@@ -227,11 +225,7 @@ def _not_finite(r):
     assert differing(ddp_model.weights(model), weights)
 
 
-def test_a_step_that_is_not_finite(pair):
-    pair(_not_finite)
-
-
-def _mistakes(r):
+def test_mistakes(r):
     r.init()
     model = ddp_model.Net()
     for options, error, said in [
@@ -269,15 +263,15 @@ def _mistakes(r):
     ]:
         model, optimizer = _fresh(**options)
         with pytest.raises(dist.DistBackendError, match=said):
-            _train(model, optimizer, r.rank, range(1))
+            train(model, optimizer, r.rank, range(1))
     model, optimizer = _fresh()
     with pytest.raises(ValueError, match="load: .*: expected 'exp_avg' in the state, got none"):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
-    _train(model, optimizer, r.rank, range(WARM + 2))
+    train(model, optimizer, r.rank, range(WARM + 2))
     other = nn.Parameter(torch.ones(600, 2))
     optimizer.add_param_group({"params": [("other", other)], "lr": 1e-2})
     other.grad = torch.full_like(other, 1.0 + r.rank)
-    _train(model, optimizer, r.rank, range(1))
+    train(model, optimizer, r.rank, range(1))
     assert 0 < (1 - other).abs().max() < 0.02 and _same_on_all_ranks([list(model.parameters()), other])
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     optimizer.add_param_group({"params": [("frozen", frozen)]})
@@ -286,7 +280,7 @@ def _mistakes(r):
         optimizer.step()
 
 
-def _under_ddp(r):
+def test_ddp_around_the_parameters_is_refused(r):
     """Refused as it is made, or in the first step where DDP comes later, on every rank before anything is sent."""
     r.init()
     model = nn.parallel.DistributedDataParallel(ddp_model.Net())
@@ -305,10 +299,6 @@ def _under_ddp(r):
     optimizer = lc.QuantizedAdam(model.parameters())
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     optimizer.step()
-
-
-def test_ddp_around_the_parameters_is_refused(pair):
-    pair(_under_ddp)
 
 
 def _outgrown(r, factor):
@@ -330,7 +320,3 @@ def test_gradients_that_outgrow_the_warm_up_are_warned_of_once(pair):
         (line,) = lines
         assert "times as large as in the warm-up of 5 steps" in line and "Take more warmup_steps" in line
     assert pair(_outgrown, 1) == [[], []]
-
-
-def test_mistakes(pair):
-    pair(_mistakes)

@@ -3,9 +3,11 @@
 import copy
 
 import ddp_model
+import pytest
 import torch
 import torch.distributed as dist
 from diloco_model import differing
+from test_quantized_adam import SETTINGS, train
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -14,7 +16,6 @@ from torch.distributed.tensor import DTensor
 import torch_lowcomm as lc
 
 WARM = 4
-SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
 
 def _sharded(mesh):
@@ -27,27 +28,16 @@ def _sharded(mesh):
     return model, optimizer
 
 
-def _train(model, optimizer, rank, steps):
-    losses = []
-    for step in steps:
-        x, y = ddp_model.batch(rank, step)
-        loss = (model(x, spare=True) - y).square().mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
 def _whole(model):
     return {name: p.full_tensor().clone() for name, p in model.named_parameters()}
 
 
-def _shards(r):
+@pytest.mark.on("quad")
+def test_each_shard_is_averaged_with_its_replicas(r):
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     model, optimizer = _sharded(mesh)
-    _train(model, optimizer, r.rank, range(WARM))
+    train(model, optimizer, r.rank, range(WARM))
 
     torch.manual_seed(7)
     plain = ddp_model.Net()
@@ -61,7 +51,7 @@ def _shards(r):
     for name, value in _whole(model).items():
         torch.testing.assert_close(value, dict(plain.named_parameters())[name], rtol=1e-4, atol=1e-6)
 
-    losses = _train(model, optimizer, r.rank, range(WARM, 40))
+    losses = train(model, optimizer, r.rank, range(WARM, 40))
     assert sum(losses[-5:]) < sum(losses[:5])
     everywhere = [None] * 4
     dist.all_gather_object(everywhere, _whole(model))
@@ -71,17 +61,13 @@ def _shards(r):
 
     state = get_optimizer_state_dict(model, optimizer)
     copied, weights = copy.deepcopy(state), copy.deepcopy(model.state_dict())
-    _train(model, optimizer, r.rank, range(40, 45))
+    train(model, optimizer, r.rank, range(40, 45))
     want = _whole(model)
     other, again = _sharded(mesh)
     other.load_state_dict(weights)
     set_optimizer_state_dict(other, again, copied)
-    _train(other, again, r.rank, range(40, 45))
+    train(other, again, r.rank, range(40, 45))
     assert not differing(_whole(other), want), "a checkpoint goes on with the same bits"
     calls = lc.stats()[mesh.get_group("replica").group_name]
     assert calls["quantized_adam"]["calls"] > 0
     assert calls["quantized_adam"]["wire_bytes"] < calls["quantized_adam"]["raw_bytes"] / 3
-
-
-def test_each_shard_is_averaged_with_its_replicas(quad):
-    quad(_shards)

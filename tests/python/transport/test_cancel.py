@@ -29,7 +29,9 @@ def _result(r, op, mine):
     return result
 
 
-def _given_up(r, policy):
+@pytest.mark.parametrize("policy", ["", POLICY])
+@pytest.mark.on("pair", "quad", timeout=DEADLINE_S)
+def test_collectives(r, policy):
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, connections=2))
     store = dist.distributed_c10d._get_default_store()
     mine = torch.linspace(-1, 1, 60_000 * r.size) * (r.rank + 1)
@@ -54,17 +56,8 @@ def _given_up(r, policy):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["", POLICY])
-def test_two_ranks(pair, policy):
-    pair(_given_up, policy, timeout=DEADLINE_S)
-
-
-@pytest.mark.parametrize("policy", ["", POLICY])
-def test_four_ranks(quad, policy):
-    quad(_given_up, policy, timeout=DEADLINE_S)
-
-
-def _residual(r):
+@pytest.mark.on("pair", timeout=DEADLINE_S)
+def test_error_feedback_is_not_touched(r):
     """A sum with error feedback that is given up leaves the residual as it was."""
     r.init("lowcomm", pg_options=lc.Options())
     store = dist.distributed_c10d._get_default_store()
@@ -86,11 +79,10 @@ def _residual(r):
     dist.destroy_process_group()
 
 
-def test_error_feedback_is_not_touched(pair):
-    pair(_residual, timeout=DEADLINE_S)
-
-
-def _messages(r, policy, size):
+@pytest.mark.parametrize("policy", ["", "p2p=sym4"])
+@pytest.mark.parametrize("size", [100, 300_000])
+@pytest.mark.on("pair", timeout=DEADLINE_S)
+def test_messages_between_two_ranks(r, policy, size):
     """Each end gives up the second of three messages of a tag, which the other end posts later; the others are right."""
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, connections=2))
     store = dist.distributed_c10d._get_default_store()
@@ -138,13 +130,8 @@ def _messages(r, policy, size):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["", "p2p=sym4"])
-@pytest.mark.parametrize("size", [100, 300_000])
-def test_messages_between_two_ranks(pair, policy, size):
-    pair(_messages, policy, size, timeout=DEADLINE_S)
-
-
-def _refused(r):
+@pytest.mark.on("pair", timeout=DEADLINE_S)
+def test_what_cannot_be_given_up_is_refused(r):
     """By name, before anything is done."""
     r.init("lowcomm")
     with pytest.raises(TypeError, match="expected a Work, .*got int"):
@@ -155,7 +142,3 @@ def _refused(r):
         lc.cancel(work)
     work.wait()
     dist.destroy_process_group()
-
-
-def test_what_cannot_be_given_up_is_refused(pair):
-    pair(_refused, timeout=DEADLINE_S)

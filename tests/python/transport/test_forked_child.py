@@ -59,7 +59,9 @@ def _in_child(parent, peer, folder):
     dist.destroy_process_group()
 
 
-def _forks(r, policy):
+@pytest.mark.parametrize("policy", ["", "all_reduce=minmax8; all_gather=minmax8; p2p=sym4"])
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_ops_of_a_child_are_refused_and_the_group_goes_on(r, policy):
     _init(r, policy=policy, min_bytes=0)
     parent = os.getpid()
     child = os.fork()
@@ -73,37 +75,27 @@ def _forks(r, policy):
     _, status = os.waitpid(child, 0)
     x = torch.ones(1000)
     dist.all_reduce(x)
-    return os.waitstatus_to_exitcode(status), round(x[0].item(), 2)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert round(x[0].item(), 2) == 2
 
 
-@pytest.mark.parametrize("policy", ["", "all_reduce=minmax8; all_gather=minmax8; p2p=sym4"])
-def test_ops_of_a_child_are_refused_and_the_group_goes_on(policy):
-    assert ranks.run_ranks(_forks, 2, policy, timeout=DEADLINE_S) == [(0, 2)] * 2
-
-
-def _ends(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_a_child_ends_as_a_program_does(r):
     _init(r)
     child = os.fork()
     if child == 0:
         sys.exit(0)  # the interpreter is finalised, and the group with it
     _, status = os.waitpid(child, 0)
     dist.barrier()
-    return os.waitstatus_to_exitcode(status)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_child_ends_as_a_program_does():
-    assert ranks.run_ranks(_ends, 2, timeout=DEADLINE_S) == [0, 0]
-
-
-def _loads(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_a_loader_with_workers_feeds_a_group(r):
     _init(r)
     total = torch.zeros(1)
     for batch in DataLoader(list(range(32)), batch_size=4, num_workers=2, multiprocessing_context="fork"):
         total += batch.sum()
         dist.all_reduce(total)
         total /= r.size
-    return total.item()
-
-
-def test_a_loader_with_workers_feeds_a_group():
-    assert ranks.run_ranks(_loads, 2, timeout=DEADLINE_S) == [sum(range(32))] * 2
+    assert total.item() == sum(range(32))

@@ -7,17 +7,16 @@ import struct
 from datetime import timedelta
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from port_client import Stream
 from reset_proxy import ResetProxy
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
 
 DEADLINE_S = 60.0
-SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
 MIB = 1 << 20
 # torch's own: csrc/distributed/c10d/TCPStoreBackend.hpp
 VALIDATE, GET = b"\x00" + struct.pack("<I", 0x3C85F7CE), 3
@@ -33,7 +32,9 @@ def _meet(r, port, seconds):
     )
 
 
-def _by_hand(r, port, by_environment, secret):
+@pytest.mark.parametrize(("by_environment", "secret"), [(False, ""), (True, ""), (False, SECRET)])
+@pytest.mark.on(3, timeout=DEADLINE_S)
+def test_three_ranks_meet_at_one_port(r, port, by_environment, secret):
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if by_environment:
@@ -79,23 +80,16 @@ def _by_hand(r, port, by_environment, secret):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("by_environment", "secret"), [(False, ""), (True, ""), (False, SECRET)])
-def test_three_ranks_meet_at_one_port(by_environment, secret):
-    ranks.run_ranks(_by_hand, 3, ranks.free_port(), by_environment, secret, timeout=DEADLINE_S)
-
-
-def _other_secret(r, port):
+@pytest.mark.later
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_another_secret_does_not_reach_the_store(r, port):
     os.environ |= {"LOWCOMM_SECRET": secrets.token_urlsafe(32)}
     with pytest.raises((dist.DistNetworkError, dist.DistBackendError, dist.DistStoreError)):
         _meet(r, port, seconds=8)
 
 
-@pytest.mark.later
-def test_another_secret_does_not_reach_the_store():
-    ranks.run_ranks(_other_secret, 2, ranks.free_port(), timeout=DEADLINE_S)
-
-
-def _long(r, port):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_long_values_and_longer_answers(r, port):
     """Values, and answers that are longer; some are asked for before they are there."""
     _meet(r, port, seconds=60)
     store = dist.distributed_c10d._get_default_store()
@@ -122,11 +116,9 @@ def _long(r, port):
     dist.destroy_process_group()
 
 
-def test_long_values_and_longer_answers():
-    ranks.run_ranks(_long, 2, ranks.free_port(), timeout=DEADLINE_S)
-
-
-def _cut(r, port, secret):
+@pytest.mark.parametrize("secret", ["", pytest.param(SECRET, marks=needs_tls)])
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_connections_that_are_reset_lose_no_request(r, port, secret):
     """Rank 1 reaches rank 0 by a router that resets each connection."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -150,14 +142,8 @@ def _cut(r, port, secret):
     proxy.close()
 
 
-@pytest.mark.parametrize("secret", ["", SECRET])
-def test_connections_that_are_reset_lose_no_request(secret):
-    if secret and not _C.tls_library():
-        pytest.skip("this build has no OpenSSL")
-    ranks.run_ranks(_cut, 2, ranks.free_port(), secret, timeout=DEADLINE_S)
-
-
-def _dies(r, port):
+@pytest.mark.on(2, timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL})
+def test_a_store_whose_process_dies_is_an_error(r, port):
     if r.rank == 0:
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         store = _C.serve_store(timedelta(seconds=DEADLINE_S))
@@ -171,13 +157,8 @@ def _dies(r, port):
         store.add("never", 1)
 
 
-def test_a_store_whose_process_dies_is_an_error():
-    ranks.run_ranks(_dies, 2, ranks.free_port(), timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL})
-
-
-def _wrong(r, port):
-    import torch_lowcomm  # noqa: F401
-
+@pytest.mark.on(1, timeout=DEADLINE_S)
+def test_what_is_wrong_is_named(r, port):
     os.environ["LOWCOMM_LISTEN"] = f":{port + 1}"
     with pytest.raises(ValueError, match="LOWCOMM_LISTEN"):
         dist.init_process_group("lowcomm", init_method=f"lowcomm://127.0.0.1:{port}", rank=0, world_size=2)
@@ -194,11 +175,8 @@ def _wrong(r, port):
         )
 
 
-def test_what_is_wrong_is_named():
-    ranks.run_ranks(_wrong, 1, ranks.free_port(), timeout=DEADLINE_S)
-
-
-def _served(r, port):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_answers_are_those_of_the_questions(r, port):
     """Rank 0 serves a store until rank 1 says that it is done."""
     if r.rank == 0:
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
@@ -233,7 +211,3 @@ def _pipeline(port, store):
             assert stream.receive(8) == struct.pack("<Q", len(value))
             assert stream.receive(len(value)) == value
         stream.close()
-
-
-def test_answers_are_those_of_the_questions():
-    ranks.run_ranks(_served, 2, ranks.free_port(), timeout=DEADLINE_S)

@@ -16,7 +16,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from test_tcp import SECRET
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -29,7 +29,7 @@ POLICY = (
     "all_reduce=sym4; all_gather=minmax8; reduce_scatter=qsgd8; all_to_all=sym4; broadcast=sym8; gather=sym4; p2p=sym4"
 )
 
-pytestmark = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
+pytestmark = needs_tls
 
 
 def _results(r, n=70_001):
@@ -102,7 +102,9 @@ class Tap:
         other.close()
 
 
-def _tapped(r, secret):
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_who_listens_sees_elements_only_without_a_secret(r, secret):
     """Rank 0 is reached through a tap only, which sees the elements without a secret, and none with one."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -125,11 +127,6 @@ def _tapped(r, secret):
         assert (b"lowcom1" in tap.seen) == (secret is None)
         assert SECRET.encode() not in tap.seen
         assert (b"lowtls1" in tap.seen) == (secret is not None)
-
-
-@pytest.mark.parametrize("secret", [None, SECRET])
-def test_who_listens_sees_elements_only_without_a_secret(secret):
-    ranks.run_ranks(_tapped, 2, secret, timeout=DEADLINE_S)
 
 
 # ---- secrets that are wrong ----
@@ -176,7 +173,8 @@ def test_a_file_is_refused_by_name(tmp_path):
         ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET_FILE", [good, wrong], [what, what], timeout=DEADLINE_S)
 
 
-def _combinations(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_what_a_secret_goes_with(r):
     """What a secret goes with, and that a process has one."""
     os.environ["LOWCOMM_SECRET"] = SECRET
     with pytest.raises(ValueError, match="nccl: expected None or False with LOWCOMM_SECRET, .* got True"):
@@ -193,20 +191,13 @@ def _combinations(r):
     dist.destroy_process_group()
 
 
-def test_what_a_secret_goes_with():
-    ranks.run_ranks(_combinations, 2, timeout=DEADLINE_S)
-
-
-def _left_alive(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_a_process_that_ends_with_its_group_ends_cleanly(r):
     """Ends without destroying the group."""
     os.environ["LOWCOMM_SECRET"] = SECRET
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym8", **OPTIONS))
     for _ in range(3):
         dist.all_reduce(torch.ones(100_000))
-
-
-def test_a_process_that_ends_with_its_group_ends_cleanly():
-    ranks.run_ranks(_left_alive, 2, timeout=DEADLINE_S)
 
 
 # ---- the command line and the document ----

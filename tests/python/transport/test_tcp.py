@@ -14,9 +14,13 @@ from torch_lowcomm import _C
 
 DEADLINE_S = 90.0
 SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
+needs_tls = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
 
 
-def _behind_a_router(r, every_s, secret):
+@pytest.mark.later
+@pytest.mark.parametrize(("every_s", "secret"), [(0.1, ""), pytest.param(0.25, SECRET, marks=needs_tls)])
+@pytest.mark.on(3, timeout=3 * DEADLINE_S)
+def test_resets_lose_nothing(r, every_s, secret):
     """Rank 0 is reached through a router only, which resets connections; the sums are right all the same."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
@@ -50,15 +54,8 @@ def _behind_a_router(r, every_s, secret):
     dist.destroy_process_group()
 
 
-@pytest.mark.later
-@pytest.mark.parametrize(("every_s", "secret"), [(0.1, ""), (0.25, SECRET)])
-def test_resets_lose_nothing(every_s, secret):
-    if secret and not _C.tls_library():
-        pytest.skip("this build has no OpenSSL")
-    ranks.run_ranks(_behind_a_router, 3, every_s, secret, timeout=3 * DEADLINE_S)
-
-
-def _refused(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_what_a_transport_cannot_be_is_refused(r):
     os.environ["LOWCOMM_LISTEN"] = "29600"
     with pytest.raises(ValueError, match="LOWCOMM_LISTEN: expected host:port or :port, got '29600'"):
         r.init("lowcomm", timeout_s=5)
@@ -77,10 +74,6 @@ def _refused(r):
         r.init("lowcomm", timeout_s=5)
 
 
-def test_what_a_transport_cannot_be_is_refused():
-    ranks.run_ranks(_refused, 2, timeout=DEADLINE_S)
-
-
 def _listening():
     """The TCP ports that this process listens on."""
     inodes = set()
@@ -97,7 +90,8 @@ def _listening():
     return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-def _one_port(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_all_groups_share_a_port(r):
     port = ranks.free_port()
     os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", min_bytes=0))
@@ -107,7 +101,3 @@ def _one_port(r):
         dist.all_reduce(torch.ones(1000), group=group)
     assert _listening() == before
     dist.destroy_process_group()
-
-
-def test_all_groups_share_a_port():
-    ranks.run_ranks(_one_port, 2, timeout=DEADLINE_S)

@@ -4,7 +4,6 @@ import os
 import time
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 
@@ -14,7 +13,8 @@ DEADLINE_S = 60.0
 ELEMENTS = 1 << 18
 
 
-def _reported(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_connections_are_reported(r):
     began = time.monotonic()
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, connections=2))
     every = torch.empty(2 * ELEMENTS)
@@ -33,11 +33,8 @@ def _reported(r):
     assert lc.connections() == {}
 
 
-def test_connections_are_reported():
-    ranks.run_ranks(_reported, 2, timeout=DEADLINE_S)
-
-
-def _paced(r):
+@pytest.mark.on(2, timeout=DEADLINE_S)
+def test_a_process_keeps_to_its_rate(r):
     os.environ["LOWCOMM_RATE"] = "8mbit"
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0))
     every = torch.empty(2 * ELEMENTS)
@@ -49,16 +46,9 @@ def _paced(r):
     dist.destroy_process_group()
 
 
-def test_a_process_keeps_to_its_rate():
-    ranks.run_ranks(_paced, 2, timeout=DEADLINE_S)
-
-
 @pytest.mark.parametrize("rate", ["fast", "10", "-1mbit", "0mbit", "nanmbit", "10Mbyte"])
-def test_a_rate_that_is_none_is_refused(rate):
-    ranks.run_ranks(_refused, 1, rate, timeout=DEADLINE_S)
-
-
-def _refused(r, rate):
+@pytest.mark.on(1, timeout=DEADLINE_S)
+def test_a_rate_that_is_none_is_refused(r, rate):
     os.environ["LOWCOMM_RATE"] = rate
     with pytest.raises(ValueError, match=f"LOWCOMM_RATE: expected a number and kbit, mbit or gbit.* got '{rate}'"):
         r.init("lowcomm", pg_options=lc.Options())

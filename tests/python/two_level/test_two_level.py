@@ -5,7 +5,6 @@ from datetime import timedelta
 from unittest import mock
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
@@ -48,7 +47,9 @@ def all_reduced(codec, everybody, shape, average):
     return out
 
 
-def _reduces(r, shape):
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.on("quad")
+def test_all_reduce_is_the_exact_sum_inside_and_the_coded_one_between(r, shape):
     two, codec, wrong = two_level(r, shape), lc.codec(SPEC), []
     for op in (SUM, AVG):
         for dtype in DTYPES:
@@ -74,11 +75,8 @@ def _reduces(r, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_reduce_is_the_exact_sum_inside_and_the_coded_one_between(quad, shape):
-    quad(_reduces, shape)
-
-
-def _moves(r, shape):
+@pytest.mark.on("quad")
+def test_all_gather_and_reduce_scatter_are_coded_between_hosts_only(r, shape):
     hosts, ranks = shape
     two, codec, wrong = two_level(r, shape), lc.codec(SPEC), []
 
@@ -106,12 +104,8 @@ def _moves(r, shape):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_all_gather_and_reduce_scatter_are_coded_between_hosts_only(quad, shape):
-    quad(_moves, shape)
-
-
-def _sends(r):
+@pytest.mark.on("quad")
+def test_a_host_sends_one_coded_tensor(r):
     """Bytes on the slow link: of n elements a rank each of two ranks sends its half, of a gathered tensor its own once."""
     two, codec, n = two_level(r, (2, 2)), lc.codec(SPEC), 1 << 18
     two.all_reduce(values(torch.float32, n, r.rank))
@@ -130,11 +124,10 @@ def _sends(r):
     assert all(inside[op]["exact_calls"] == inside[op]["calls"] for op in ("all_gather", "reduce_scatter")), inside
 
 
-def test_a_host_sends_one_coded_tensor(quad):
-    quad(_sends)
-
-
-def _feedback(r, shape, average):
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.on("quad")
+def test_error_feedback_of_a_slice_is_a_transaction(r, shape, average):
     """Nothing is lost over hosts and steps; a failed op leaves every rank's residual as it was, and the groups usable."""
     hosts, ranks = shape
     two, n, op = two_level(r, shape, "sym4:bucket=128"), 2051, AVG if average else SUM
@@ -167,13 +160,8 @@ def _feedback(r, shape, average):
     assert not torch.equal(residual.value, before)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("average", [False, True])
-def test_error_feedback_of_a_slice_is_a_transaction(quad, shape, average):
-    quad(_feedback, shape, average)
-
-
-def _asynchronous(r):
+@pytest.mark.on("quad")
+def test_async_ops_run_in_the_order_of_issue(r):
     """Ops of one object run in the order of issue, waited for or not, next to the program's own ops."""
     two, codec, n = two_level(r, (2, 2)), lc.codec(SPEC), 30_000
     everybody = [[values(torch.float32, n, i, q) for q in range(r.size)] for i in range(4)]
@@ -200,11 +188,8 @@ def _asynchronous(r):
         failed.wait()
 
 
-def test_async_ops_run_in_the_order_of_issue(quad):
-    quad(_asynchronous)
-
-
-def _is_refused(r):
+@pytest.mark.on("quad")
+def test_mistakes(r):
     """A caller's mistakes raise before anything is sent: the next op works."""
     two, n = two_level(r, (2, 2)), 4001
     mesh = mesh_of((2, 2))
@@ -234,22 +219,16 @@ def _is_refused(r):
     assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
 
 
-def test_mistakes(quad):
-    quad(_is_refused)
-
-
-def _differing_codecs(r, odd):
+@pytest.mark.parametrize("odd", [(1,), (1, 3), (2, 3)])
+@pytest.mark.on("quad")
+def test_codecs_that_differ_are_told_on_every_rank(r, odd):
     r.init("lowcomm")
     with pytest.raises(dist.DistBackendError, match=r"(?s)sym4.*sym8|sym8.*sym4"):
         lc.TwoLevel(mesh_of((2, 2)), codec="sym8" if r.rank in odd else "sym4", inside="ranks", between="hosts")
 
 
-@pytest.mark.parametrize("odd", [(1,), (1, 3), (2, 3)])
-def test_codecs_that_differ_are_told_on_every_rank(quad, odd):
-    quad(_differing_codecs, odd)
-
-
-def _other_order(r):
+@pytest.mark.on("quad")
+def test_a_mesh_by_its_names(r):
     """A mesh whose first dimension is the one inside, of ranks that are not in a row."""
     r.init("lowcomm")
     two = lc.TwoLevel(mesh_of((2, 2), ("ranks", "hosts")), codec=SPEC, inside="ranks", between="hosts")
@@ -257,25 +236,6 @@ def _other_order(r):
     two.all_gather(out, values(torch.float32, 2000, r.rank))
     codec = lc.codec(SPEC)
     assert torch.equal(out, torch.cat([codec.roundtrip(values(torch.float32, 2000, q)) for q in (0, 2, 1, 3)]))
-
-
-def test_a_mesh_by_its_names(quad):
-    quad(_other_order)
-
-
-def _environment(r, sizes, places, says):
-    r.init("lowcomm")
-    said = {"LOCAL_WORLD_SIZE": sizes[r.rank], "LOCAL_RANK": places[r.rank]}
-    with mock.patch.dict(os.environ, {k: str(v) for k, v in said.items() if v is not None}):
-        if says:
-            with pytest.raises(ValueError, match=says):
-                lc.TwoLevel.from_environment()
-            return
-        two = lc.TwoLevel.from_environment(SPEC)
-    everybody = [values(torch.float32, 5001, q) for q in range(r.size)]
-    t = everybody[r.rank].clone()
-    two.all_reduce(t)
-    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (r.size // sizes[0], sizes[0]), False))
 
 
 @pytest.mark.parametrize(
@@ -291,11 +251,25 @@ def _environment(r, sizes, places, says):
         ((2, 2, 2, 2), (0, 0, 1, 1), "LOCAL_RANK 1 on rank 1 of hosts of 2, got 0"),
     ],
 )
-def test_hosts_of_torchruns_environment(quad, sizes, places, says):
-    quad(_environment, sizes, places, says)
+@pytest.mark.on("quad")
+def test_hosts_of_torchruns_environment(r, sizes, places, says):
+    r.init("lowcomm")
+    said = {"LOCAL_WORLD_SIZE": sizes[r.rank], "LOCAL_RANK": places[r.rank]}
+    with mock.patch.dict(os.environ, {k: str(v) for k, v in said.items() if v is not None}):
+        if says:
+            with pytest.raises(ValueError, match=says):
+                lc.TwoLevel.from_environment()
+            return
+        two = lc.TwoLevel.from_environment(SPEC)
+    everybody = [values(torch.float32, 5001, q) for q in range(r.size)]
+    t = everybody[r.rank].clone()
+    two.all_reduce(t)
+    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (r.size // sizes[0], sizes[0]), False))
 
 
-def _one_host_differs(r, name):
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+@pytest.mark.on("quad", timeout=50)
+def test_what_fails_inside_a_host_is_told_to_the_others(r, name):
     """Sizes that differ inside one host: found there, and told to the other one, which would wait for its sums."""
     two, n = two_level(r, (2, 2)), 4000
     m = n + 4 * (r.rank == 3)
@@ -313,12 +287,8 @@ def _one_host_differs(r, name):
     assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
-def test_what_fails_inside_a_host_is_told_to_the_others(quad, name):
-    quad(_one_host_differs, name, timeout=50)
-
-
-def _one_dies(r):
+@pytest.mark.on(4, timeout=60, allow_exit={3: 7})
+def test_a_rank_that_dies_is_an_error_on_every_other(r):
     two, n = two_level(r, (2, 2)), 40_000
     residual = two.residual(torch.empty(n))
     two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
@@ -329,8 +299,3 @@ def _one_dies(r):
     with pytest.raises(dist.DistBackendError):
         two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
     assert torch.equal(residual.value, before)
-    return "told"
-
-
-def test_a_rank_that_dies_is_an_error_on_every_other():
-    assert ranks.run_ranks(_one_dies, 4, timeout=60, allow_exit={3: 7}) == ["told"] * 3 + [None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
-from format_reader.by_page import TIMEOUT, no_nccl
+from format_reader.by_page import TIMEOUT, ended, no_nccl, with_library
 from format_reader.conversation import Peer
 from format_reader.filling import Segment, cannot_be_cut, plan
 from format_reader.spec import IDS
@@ -15,16 +15,10 @@ from torch.distributed import HashStore
 from torch_lowcomm import _C
 
 
-def gather(store, policy, x, into, chunk_bytes=65536):
-    """Rank 0: the library."""
-    try:
-        options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=chunk_bytes, seed=11)
-        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_nccl)
-        y = torch.empty(2 * x.numel())
-        backend._allgather_base(y, x).wait()
-        into.update(y=y, backend=backend)
-    except Exception as error:
-        into["error"] = error
+def gathering(policy, x, **options):
+    """Rank 0, the library, gathers into the first; the others are as with_library has them."""
+    y = torch.empty(2 * x.numel())
+    return y, *with_library(policy, lambda group, x: group._allgather_base(y, x).wait(), x, **options)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +36,13 @@ def gather(store, policy, x, into, chunk_bytes=65536):
 def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     n = 300001
     x = torch.randn(n, generator=torch.Generator().manual_seed(1))
-    store, spec, result = HashStore(), parse(text), {}
-    rank0 = threading.Thread(target=gather, args=(store, f"all_gather={text}", x, result), daemon=True)
-    rank0.start()
-    peer = Peer(store)
+    spec = parse(text)
+    y, thread, errors, peer, done = gathering(f"all_gather={text}", x)
     assert peer.hello.split("\n")[:2] == ["wire_version=2", f"policy=all_gather={text}"]
     assert "chunk_bytes=65536\n" in peer.hello
     description, rounds = peer.gather(plan([Segment(0, n, spec)], 65536))
-    rank0.join(30)
-    assert "error" not in result and not rank0.is_alive(), result
+    ended(thread, done)
+    assert not errors
     assert description == f"op=all_gather\ntensors=1\ndtype=float32\nelements a rank={n}\ncodec={text}\n"
     assert {header.codec for header, _ in rounds} == {IDS[spec.name]}
     if cannot_be_cut(spec):
@@ -58,7 +50,7 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     else:
         runs = [decode(codec_of(header), payload, header.elements) for header, payload in rounds]
         mine = np.concatenate(runs)
-    for theirs in result["y"].view(2, n).numpy():
+    for theirs in y.view(2, n).numpy():
         assert mine.tobytes() == theirs.tobytes()
 
 
@@ -66,17 +58,15 @@ def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
     """Its frames are full ones, where an encoded message of as many bytes has shorter ones."""
     n, chunk_bytes = 300001, 262144
     x = torch.randn(n, generator=torch.Generator().manual_seed(1))
-    store, spec, result = HashStore(), parse("none"), {}
-    rank0 = threading.Thread(target=gather, args=(store, None, x, result, chunk_bytes), daemon=True)
-    rank0.start()
-    frames = plan([Segment(0, n, spec)], chunk_bytes)
-    _, rounds = Peer(store).gather(frames)
-    rank0.join(30)
-    assert "error" not in result and not rank0.is_alive(), result
+    y, thread, errors, peer, done = gathering(None, x, chunk_bytes=chunk_bytes)
+    frames = plan([Segment(0, n, parse("none"))], chunk_bytes)
+    _, rounds = peer.gather(frames)
+    ended(thread, done)
+    assert not errors
     assert [frame.payload_bytes for frame in frames] == [262144] * 4 + [151488]
     mine = np.concatenate([decode(codec_of(header), payload, header.elements) for header, payload in rounds])
     assert mine.tobytes() == x.numpy().tobytes()
-    for theirs in result["y"].view(2, n).numpy():
+    for theirs in y.view(2, n).numpy():
         assert mine.tobytes() == theirs.tobytes()
 
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from format_reader import crc32c
 from format_reader.by_page import no_nccl
 from format_reader.conversation import TAGS
 from format_reader.tcp import Lanes
@@ -23,19 +24,6 @@ ELEMENTS_AT, SEQUENCE_AT, SIZE_AT, CRC_AT = 16, 32, 56, 60
 CULPRIT = 2
 ELEMENTS = 20_000  # a rank: one frame
 
-_CRC_TABLE = []
-for _byte in range(256):
-    for _ in range(8):
-        _byte = (_byte >> 1) ^ (0x82F63B78 if _byte & 1 else 0)
-    _CRC_TABLE.append(_byte)
-
-
-def _crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
 
 def _flip(frame, byte, mask=0x10):
     frame = frame.clone()
@@ -46,7 +34,7 @@ def _flip(frame, byte, mask=0x10):
 def _sealed(frame):
     """With the CRC of what it holds: only what the field means can give it away."""
     frame = frame.clone()
-    crc = _crc32c(bytes(frame[:CRC_AT].tolist()) + bytes(frame[HEADER:].tolist()))
+    crc = crc32c(frame[:CRC_AT].numpy().tobytes() + frame[HEADER:].numpy().tobytes())
     frame[CRC_AT:HEADER] = torch.tensor(list(struct.pack("<I", crc)), dtype=torch.uint8)
     return frame
 
@@ -73,6 +61,7 @@ CORRUPTIONS = {
     "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected \d+, got \d+"),
 }
 FEW = ("payload bit", "truncated payload", "another op's")
+POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_scatter=qsgd4:bucket=64"}
 
 
 def _join(store, size):
@@ -96,7 +85,17 @@ def _play(lanes, name, victims):
             return
 
 
-def _spoilt(r, name, op, policy, victims):
+CASES = [
+    *(("all_gather", "compressed", name, (0, 1)) for name in ("description", *CORRUPTIONS)),
+    *(("reduce_scatter", "exact", name, (0, 1)) for name in ("description", *CORRUPTIONS)),
+    # A spoilt frame to one rank reaches the other.
+    *((op, "compressed", name, (0,)) for op in ("all_gather", "reduce_scatter") for name in FEW),
+]
+
+
+@pytest.mark.parametrize(("op", "kind", "name", "victims"), CASES)
+@pytest.mark.on("trio")
+def test_spoilt_frames(r, op, kind, name, victims):
     store = dist.FileStore(str(r.path("by hand")), r.size)
     if r.rank == CULPRIT:
         lanes = _join(store, r.size)
@@ -105,7 +104,7 @@ def _spoilt(r, name, op, policy, victims):
             r.hear(f"heard{peer}")
         lanes.close()
         return
-    options = _C.Options(policy=policy, min_bytes=0)
+    options = _C.Options(policy=POLICIES[kind], min_bytes=0)
     group = _C.create_backend(store, r.rank, r.size, options, timedelta(seconds=20), "by hand", [0, 1, 2], no_nccl)
     gathers = op == "all_gather"
     mine = torch.randn(ELEMENTS * (1 if gathers else r.size), generator=torch.Generator().manual_seed(r.rank))
@@ -134,23 +133,3 @@ def _spoilt(r, name, op, policy, victims):
     with pytest.raises(dist.DistBackendError, match=found):  # the connection's order is lost, so the group is over
         issue()
     r.say(f"heard{r.rank}")
-
-
-POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_scatter=qsgd4:bucket=64"}
-
-
-CASES = [
-    *(("all_gather", "compressed", name) for name in ("description", *CORRUPTIONS)),
-    *(("reduce_scatter", "exact", name) for name in ("description", *CORRUPTIONS)),
-]
-
-
-@pytest.mark.parametrize(("op", "kind", "name"), CASES)
-def test_spoilt_frames(trio, op, kind, name):
-    trio(_spoilt, name, op, POLICIES[kind], (0, 1))
-
-
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
-def test_a_spoilt_frame_to_one_rank_reaches_the_other(trio, op, name):
-    trio(_spoilt, name, op, POLICIES["compressed"], (0,))
