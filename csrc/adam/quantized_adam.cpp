@@ -128,12 +128,11 @@ void QuantizedAdam::agree(const std::vector<AdamRule>& rules) {
   std::string groups;
   for (const AdamRule& rule : rules)
     groups += (groups.empty() ? "" : "; ") + text(rule);
-  KeyValues mine;
-  mine.fields = {{"options", c10::str("codec=", options_.codec.str(), " warmup_steps=", options_.warmup_steps,
-                                      " check_every=", options_.check_every, " seed=", options_.seed)},
-                 {"parameters", shapes()},
-                 {"hyper-parameters", groups},
-                 {"checksum of parameters and moments", std::to_string(checksum())}};
+  KeyValues mine{{{"options", c10::str("codec=", options_.codec.str(), " warmup_steps=", options_.warmup_steps,
+                                       " check_every=", options_.check_every, " seed=", options_.seed)},
+                  {"parameters", shapes()},
+                  {"hyper-parameters", groups},
+                  {"checksum of parameters and moments", std::to_string(checksum())}}};
   Ticket(*group_, kName, 1, [&](OpContext& op) { lowcomm::agree(op, mine); }).wait();
   agreed_ = true;
   steps_ = 0;

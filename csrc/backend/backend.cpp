@@ -23,8 +23,7 @@ namespace lowcomm {
 namespace {
 
 KeyValues greeting(const Settings& settings) {
-  KeyValues description;
-  description.fields = {
+  KeyValues description{{
       {"wire_version", std::to_string(kWireVersion)},
       {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},
@@ -33,7 +32,7 @@ KeyValues greeting(const Settings& settings) {
       {"connections", settings.connectionsText()},
       {"secret", settings.secret ? "yes" : "no"},
       {"nccl", settings.nccl ? "1" : "0"},
-  };
+  }};
   return description;
 }
 

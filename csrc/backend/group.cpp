@@ -173,8 +173,7 @@ void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, 
   // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
   // text as there is room for says where to look.
   constexpr size_t kRoom = 30000;
-  KeyValues description;
-  description.fields = {{"layouts", std::to_string(layouts.size())}};
+  KeyValues description{{{"layouts", std::to_string(layouts.size())}}};
   uint64_t all = 0;
   size_t room = kRoom;
   for (const auto& [name, layout] : layouts) {

@@ -19,8 +19,7 @@ namespace lowcomm {
 namespace {
 
 KeyValues descriptionOf(const OpContext& op) {
-  KeyValues description;
-  description.fields = {{"op", op.op}};
+  KeyValues description{{{"op", op.op}}};
   return description;
 }
 

@@ -98,9 +98,8 @@ std::map<int, Descriptions::FrameCounts> Descriptions::exchangeCounts() const {
     peers.emplace_back(op_, peer, FrameKind::control, Lane::control, op_.first_tag + kCountsTag).post();
   }
   for (TextExchange& peer : peers) {
-    KeyValues mine;
-    mine.fields = {{"frames sent", std::to_string(conversation_.sent(peer.peer()))},
-                   {"frames expected", std::to_string(conversation_.posted(peer.peer()))}};
+    KeyValues mine{{{"frames sent", std::to_string(conversation_.sent(peer.peer()))},
+                    {"frames expected", std::to_string(conversation_.posted(peer.peer()))}}};
     peer.say(mine.text());
   }
   std::map<int, FrameCounts> theirs;

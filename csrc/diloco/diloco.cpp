@@ -35,8 +35,7 @@ DiLoCoXOptions averaging(const DiLoCoXOptions& options) {
 
 // Returns when all others have been told.
 void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes) {
-  KeyValues description;
-  description.fields = {{"error", error.substr(0, 1000)}};
+  KeyValues description{{{"error", error.substr(0, 1000)}}};
   for (const std::shared_ptr<OpQueue>& stripe : stripes) {
     try {
       Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
@@ -127,10 +126,9 @@ uint32_t DiLoCoX::checksum(size_t stripe) const {
 
 void DiLoCoX::agree(bool values) {
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-    KeyValues description;
-    description.fields = {{"options", options_.text()},
-                          {"parameters", model_->text() + "; buffers " + buffers_->text()},
-                          {"stripe", std::to_string(model_->stripes()[stripe])}};
+    KeyValues description{{{"options", options_.text()},
+                           {"parameters", model_->text() + "; buffers " + buffers_->text()},
+                           {"stripe", std::to_string(model_->stripes()[stripe])}}};
     if (values)
       description.fields.emplace_back("parameters' values (seed alike or broadcast)", std::to_string(checksum(stripe)));
     Ticket(*groups_[stripe], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
@@ -293,9 +291,8 @@ void DiLoCoX::startCheck() {
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
     vote_->keepError([&] {
-      KeyValues description;
-      description.fields = {{"outer step", std::to_string(applied_)},
-                            {"outer parameters' checksum", std::to_string(checksum(stripe))}};
+      KeyValues description{
+          {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(checksum(stripe))}}};
       checks_.emplace_back(applied_, Ticket(*groups_[stripe], "DiLoCoX check", 1,
                                             [description](OpContext& op) { lowcomm::agree(op, description); }));
     });
@@ -340,8 +337,7 @@ void DiLoCoX::leaveGroups(Move move) {
     giveUp();
     throw;
   }
-  KeyValues description;
-  description.fields = {{"outer step", std::to_string(applied_)}};
+  KeyValues description{{{"outer step", std::to_string(applied_)}}};
   for (const std::shared_ptr<OpQueue>& group : groups_) {
     vote_->keepError([&] {
       Ticket op(*group, "DiLoCoX: leaving the group", 1,

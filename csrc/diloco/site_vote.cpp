@@ -35,10 +35,9 @@ bool isLostPeer(const std::exception_ptr& error) {
 
 // Compares a field, or tells an error in its place. It throws PeerRefusal where any rank has an error, this one too.
 Ticket tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
-  KeyValues description;
-  description.fields = {error.empty()
-                            ? std::pair<std::string, std::string>("step", std::to_string(step))
-                            : std::pair<std::string, std::string>("error", beginningOf(error, kMaxErrorText))};
+  KeyValues description{{error.empty()
+                             ? std::pair<std::string, std::string>("step", std::to_string(step))
+                             : std::pair<std::string, std::string>("error", beginningOf(error, kMaxErrorText))}};
   return Ticket(queue, op, 1, [description](OpContext& context) { agree(context, description); });
 }
 

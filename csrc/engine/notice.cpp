@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -41,10 +40,7 @@ void NoticeBoard::send(const std::string& why, uint32_t sequence) {
   header.kind = FrameKind::error;
   header.sequence = sequence;
   header.epoch = group_.epoch;
-  header.payload_bytes = static_cast<uint32_t>(std::min(why.size(), kMaxText));
-  std::memcpy(out_.get() + kFrameHeaderBytes, why.data(), header.payload_bytes);
-  const std::span<std::byte> frame(out_.get(), kFrameHeaderBytes + header.payload_bytes);
-  sealFrame(frame, header);
+  const std::span<std::byte> frame(out_.get(), sealText(out_.get(), header, why.substr(0, kMaxText)));
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     try {
@@ -99,8 +95,7 @@ std::string NoticeBoard::first(std::chrono::milliseconds patience) {
 namespace {
 
 std::string textOf(const OpNotice& word) {
-  KeyValues text;
-  text.fields = {{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}};
+  KeyValues text{{{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}}};
   return text.text();
 }
 

@@ -48,8 +48,7 @@ MessageFlow flowIn(const std::string& text) {
 }  // namespace
 
 std::string Announcement::text() const {
-  KeyValues all;
-  all.fields = {{"flow", flow.name()}, {"frames", std::to_string(frames)}, {"first tag", std::to_string(first_tag)}};
+  KeyValues all{{{"flow", flow.name()}, {"frames", std::to_string(frames)}, {"first tag", std::to_string(first_tag)}}};
   all.fields.insert(all.fields.end(), description.fields.begin(), description.fields.end());
   return all.text();
 }
@@ -74,8 +73,7 @@ Announcement Announcement::parse(std::string_view text) {
 }
 
 std::string Withdrawal::text() const {
-  KeyValues all;
-  all.fields = {{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}};
+  KeyValues all{{{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}}};
   return all.text();
 }
 
@@ -104,11 +102,10 @@ AnySourceMessage AnySourceMessage::parse(std::string_view text) {
 }
 
 std::string CancelMessage::text() const {
-  KeyValues all;
-  all.fields = {{"given up", std::to_string(first_tag)},
-                {"number", std::to_string(number)},
-                {"by", std::to_string(cause.by)},
-                {"why", cause.why}};
+  KeyValues all{{{"given up", std::to_string(first_tag)},
+                 {"number", std::to_string(number)},
+                 {"by", std::to_string(cause.by)},
+                 {"why", cause.why}}};
   return all.text();
 }
 

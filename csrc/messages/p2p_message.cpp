@@ -52,8 +52,7 @@ uint32_t crcOfVersions(const std::vector<SampleKey>& samples) {
 KeyValues describeMessage(const MessageKey& key, const MessagePlan& plan, const std::string& type_name,
                           const std::string& type_elements) {
   const MessageSummary summary = MessageSummary(plan).as(type_name, type_elements);
-  KeyValues description;
-  description.fields = {{"dtype", summary.dtype}, {"elements", summary.elements}};
+  KeyValues description{{{"dtype", summary.dtype}, {"elements", summary.elements}}};
   if (key.flow.channel()) {  // before the codec, which follows from them
     description.fields.emplace_back("samples", samplesText(key.samples));
     description.fields.emplace_back("memory", key.memory);

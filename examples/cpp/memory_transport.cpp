@@ -164,10 +164,6 @@ class MemoryTransport : public Transport {
     return post({lane, rank_, peer, tag}, &Mailbox::sends, std::move(slot));
   }
 
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return irecv(lane, peer, tag, data, nullptr);
-  }
-
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
                                   std::function<void()> then) override {
     auto slot = std::make_shared<Slot>();
