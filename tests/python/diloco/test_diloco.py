@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kept_log import kept_log
+from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -52,7 +53,8 @@ def _same_everywhere(value):
     return all(_equal(first, other) for other in others)
 
 
-def _as_without(r):
+@on_ranks("pair")
+def test_an_existing_loop_goes_on_as_it_was(r):
     """The same loop, wrapped and not, up to the first outer step; after it the learning rates still."""
     r.init()
     model, optimizer = _make()
@@ -86,11 +88,9 @@ def _as_without(r):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_an_existing_loop_goes_on_as_it_was(pair):
-    pair(_as_without)
-
-
-def _modes(r, mode):
+@pytest.mark.parametrize("mode", MODES)
+@on_ranks("pair")
+def test_outer_parameters_are_every_ranks(r, mode):
     r.init()
     model, optimizer = _make(mode=mode, codec="sym4:bucket=64", rank=4)
     begin = ddp_model.weights(model)
@@ -125,12 +125,8 @@ def _modes(r, mode):
     assert f"sync_every={EVERY}, outer_steps=2" in repr(optimizer)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_outer_parameters_are_every_ranks(pair, mode):
-    pair(_modes, mode)
-
-
-def _closure(r):
+@on_ranks("pair")
+def test_inner_optimizers_may_take_a_closure(r):
     r.init()
     model = nn.Linear(ddp_model.WIDTH, 7)
     inner = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
@@ -151,11 +147,9 @@ def _closure(r):
     assert _same_everywhere(ddp_model.weights(model)) and optimizer.report["outer_steps"] == 2
 
 
-def test_inner_optimizers_may_take_a_closure(pair):
-    pair(_closure)
-
-
-def _buffers(r, average):
+@pytest.mark.parametrize("average", [True, False])
+@on_ranks("pair")
+def test_buffers_are_averaged_where_asked(r, average):
     r.init()
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(ddp_model.WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, 7))
@@ -179,12 +173,8 @@ def _buffers(r, average):
         torch.testing.assert_close(value, torch.stack([every[name] for every in everyones]).mean(0))
 
 
-@pytest.mark.parametrize("average", [True, False])
-def test_buffers_are_averaged_where_asked(pair, average):
-    pair(_buffers, average)
-
-
-def _rates_of_zero(r):
+@on_ranks("pair")
+def test_steps_at_a_rate_of_zero_count(r):
     """A schedule that begins and ends at 0, as transformers' linear one: outer steps are due by calls."""
     r.init()
     model, optimizer = _make(mode="sync")
@@ -193,10 +183,6 @@ def _rates_of_zero(r):
     _steps(model, optimizer, r.rank, range(total), scheduler)
     assert optimizer.param_groups[0]["lr"] == 0
     assert (optimizer.steps, optimizer.report["outer_steps"]) == (total, 4)
-
-
-def test_steps_at_a_rate_of_zero_count(pair):
-    pair(_rates_of_zero)
 
 
 class _ScheduleFree(torch.optim.SGD):
@@ -211,7 +197,8 @@ class _ScheduleFree(torch.optim.SGD):
         self.training = False
 
 
-def _further_attributes(r):
+@on_ranks("pair")
+def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(r):
     r.init()
     model = ddp_model.Net()
     inner = _ScheduleFree(model.parameters(), lr=1e-2)
@@ -226,10 +213,6 @@ def _further_attributes(r):
         _ = optimizer.nothing
     assert model.up.weight not in optimizer.state and optimizer.state.get(model.up.weight, 3) == 3
     assert optimizer.state and not inner.state and list(optimizer.state) == []
-
-
-def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(pair):
-    pair(_further_attributes)
 
 
 def _left_out(r):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -181,7 +182,8 @@ def test_sites_of_different_speed_share_a_checkpoint(pair):
         assert saved == loaded and outer_steps == 2
 
 
-def _refused(r):
+@on_ranks("pair")
+def test_what_a_clock_cannot_be_is_refused(r):
     r.init()
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -208,11 +210,8 @@ def _refused(r):
         lc.DiLoCoX(inner, 5, sync_seconds=1.0 + r.rank)
 
 
-def test_what_a_clock_cannot_be_is_refused(pair):
-    pair(_refused)
-
-
-def _counts_otherwise(r):
+@on_ranks("quad")
+def test_ranks_of_a_site_that_count_otherwise_are_named(r):
     """One rank of each site counts its own batch, the other the whole site's."""
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))
@@ -226,7 +225,3 @@ def _counts_otherwise(r):
             opt.step(samples=8 if mesh.get_coordinate()[1] == 0 else 4)
     assert opt.report["outer_steps"] == 0
     dist.barrier()
-
-
-def test_ranks_of_a_site_that_count_otherwise_are_named(quad):
-    quad(_counts_otherwise)

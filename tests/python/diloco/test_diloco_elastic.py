@@ -80,7 +80,8 @@ def test_fences_off_a_machine_that_wakes_up(store):
         assert all(torch.equal(a, b) for a, b in zip(outer, results[0], strict=True))
 
 
-def _twice(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_a_machine_id_twice(r, port):
     if r.rank == 1:
         r.hear("first")
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
@@ -94,11 +95,8 @@ def _twice(r, port):
     members.leave()
 
 
-def test_refuses_a_machine_id_twice(store):
-    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
-
-
-def _another_model(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_a_machine_that_runs_something_else(r, port):
     members = join(port, f"machine{r.rank}", min_machines=1, patience_s=1.0)
     if r.rank == 0:
         TrainingResult(members, 0)
@@ -110,10 +108,6 @@ def _another_model(r, port):
             TrainingResult(members, 1, sync_every=5)
         r.say("refused")
     members.leave()
-
-
-def test_refuses_a_machine_that_runs_something_else(store):
-    ranks.run_ranks(_another_model, 2, store.port, timeout=DEADLINE_S)
 
 
 def _resumed(r, port):
@@ -156,7 +150,8 @@ def test_resumes_with_other_machines(store):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _store_lost(r):
+@ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_names_the_loss_of_the_store(r):
     """Rank 2 is the store, and is killed; the others keep what they have."""
     if r.rank == 2:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -176,10 +171,6 @@ def _store_lost(r):
     assert after["steps"] > before["steps"]
 
 
-def test_names_the_loss_of_the_store():
-    ranks.run_ranks(_store_lost, 3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
@@ -197,7 +188,8 @@ def test_refuses(store, arguments, error, says):
         lc.Membership(given.pop("store"), given.pop("machine_id"), **given)
 
 
-def _left_alone(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})
+def test_the_last_machine_has_the_outer_parameters(r, port):
     """The last machine but one is killed before the end: too few are left, and the outer parameters are the result."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3), patience_s=1.0)
     trained = TrainingResult(members, r.rank, mode="continue")
@@ -214,7 +206,3 @@ def _left_alone(r, port):
     assert trained.opt.report["outer_steps"] == 2
     assert all(torch.equal(p, o) for p, o in zip(trained.model.parameters(), outer, strict=True))
     members.leave()
-
-
-def test_the_last_machine_has_the_outer_parameters(store):
-    ranks.run_ranks(_left_alone, 2, store.port, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})

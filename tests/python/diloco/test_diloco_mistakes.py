@@ -5,6 +5,7 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,7 +97,8 @@ def test_options_that_will_not_do(pair):
             assert all(part in text for part in parts), f"{options}: {text}"
 
 
-def _arguments(r):
+@on_ranks("pair")
+def test_arguments_that_will_not_do(r):
     """Arguments that are no options: (error, what it says, keywords)."""
     r.init()
     torch.manual_seed(7)
@@ -140,17 +142,14 @@ def _arguments(r):
     optimizer.finish()
 
 
-def test_arguments_that_will_not_do(pair):
-    pair(_arguments)
-
-
 def test_without_a_group():
     model = nn.Linear(3, 3)
     with pytest.raises(ValueError, match="call init_process_group"):
         lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
 
 
-def _parameters_come_and_go(r):
+@on_ranks("pair")
+def test_parameters_may_not_come_or_go(r):
     r.init()
     model, optimizer = diloco_model.fresh()
     with pytest.raises(ValueError, match="add_param_group: expected the parameters that it was made with, got more"):
@@ -174,11 +173,8 @@ def _parameters_come_and_go(r):
     optimizer.finish()
 
 
-def test_parameters_may_not_come_or_go(pair):
-    pair(_parameters_come_and_go)
-
-
-def _moved(r):
+@on_ranks("pair")
+def test_parameters_that_were_moved(r):
     """A parameter whose elements are elsewhere: the outer loop would average what is no longer trained."""
     r.init()
     model, optimizer = diloco_model.fresh()
@@ -186,7 +182,3 @@ def _moved(r):
     parameter.data = parameter.data.clone()
     with pytest.raises(ValueError, match="not all the same, of the same dtype and in the same place"):
         diloco_model.train(model, optimizer, r.rank, range(1))
-
-
-def test_parameters_that_were_moved(pair):
-    pair(_moved)

@@ -63,7 +63,8 @@ def test_a_part_that_is_no_box_is_refused_on_all_ranks(quad, what, where):
     assert said[3].startswith("DiLoCoX: odd: ")
 
 
-def _tensor_parallel(r):
+@ranks.on_ranks("quad")
+def test_fsdp2_over_tensor_parallelism_is_one_message(r):
     """A site of two by two ranks: FSDP2 divides what tensor parallelism has divided, rows and columns, evenly or not."""
     r.init()
     mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("sites", "shards", "parts"))
@@ -92,10 +93,6 @@ def _tensor_parallel(r):
     steps[1].finish()
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one.full_tensor(), other.full_tensor())
-
-
-def test_fsdp2_over_tensor_parallelism_is_one_message(quad):
-    quad(_tensor_parallel)
 
 
 def _differs(r, how):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -82,7 +83,10 @@ def test_evaluations_compute_with_the_parameters_of_the_moment(quad):
             torch.testing.assert_close(got, want)
 
 
-def _resumes(r, how):
+@pytest.mark.later
+@pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
+@on_ranks("quad")
+def test_shards_are_resumed(r, how):
     """Shards saved while averages are under way, into one distributed checkpoint, and resumed."""
     r.init()
     model, optimizer = _make(how, CODED)
@@ -104,9 +108,3 @@ def _resumes(r, how):
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
     assert not diloco_model.differing(_whole(model), whole)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
-def test_shards_are_resumed(quad, how):
-    quad(_resumes, how)

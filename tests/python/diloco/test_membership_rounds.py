@@ -23,7 +23,8 @@ def rounds(store):
     return rounds_at(store)
 
 
-def _uncounted(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_finds_the_open_round(r, port):
     """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
     from torch.distributed import PrefixStore
 
@@ -32,10 +33,6 @@ def _uncounted(r, port):
     store.add("1/entered", 1)
     formed = join(port, "only", min_machines=1).form()
     assert (formed.number, formed.machines) == (2, ("only",))
-
-
-def test_finds_the_open_round(store):
-    ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
 
 
 def test_a_round_closes_without_a_machine_that_has_left(rounds):
@@ -154,7 +151,8 @@ def test_a_round_that_two_machines_close_counts_once(store):
     assert late.take_place()[0] == 2
 
 
-def _superseded(r, port):
+@ranks.on_ranks(3, timeout=DEADLINE_S)
+def test_a_machine_whose_id_another_process_has_is_told(r, port):
     """A machine is stopped until another process has its id, and wakes up: it is told, and holds nobody up."""
     name = "b" if r.rank == 0 else "a"
     if r.rank == 2:
@@ -185,10 +183,6 @@ def _superseded(r, port):
     members.leave()
 
 
-def test_a_machine_whose_id_another_process_has_is_told(store):
-    ranks.run_ranks(_superseded, 3, store.port, timeout=DEADLINE_S)
-
-
 def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     """While it does not look at the others they do not grow old for it."""
     from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -212,7 +206,8 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
         stopped.is_current()
 
 
-def _gave_up(r, port):
+@ranks.on_ranks(3, timeout=DEADLINE_S)
+def test_a_machine_that_has_given_up_holds_nobody_up(r, port):
     """The first machine in a round gives up and lives on; the others form a group without it."""
     if r.rank == 0:
         members = join(port, "first", timeout=timedelta(seconds=2))
@@ -228,10 +223,6 @@ def _gave_up(r, port):
         assert sorted(formed.machines) == ["machine1", "machine2"]
         r.say(f"formed{r.rank}")
     members.leave()
-
-
-def test_a_machine_that_has_given_up_holds_nobody_up(store):
-    ranks.run_ranks(_gave_up, 3, store.port, timeout=DEADLINE_S)
 
 
 STEP_S = 0.4

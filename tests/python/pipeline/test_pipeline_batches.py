@@ -6,6 +6,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
@@ -58,7 +59,9 @@ def test_a_batch_is_filled_up_by_the_first_samples_of_its_epoch():
         _numbers(10, batch=11, last="fill")
 
 
-def _filled(r, shuffle):
+@pytest.mark.parametrize("shuffle", ["epoch", "global"])
+@on_ranks("quad")
+def test_filled_batches_of_two_replicas(r, shuffle):
     """Two replicas of two stages on 61 samples: what a filled batch repeats is one more visit, on both sides."""
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
@@ -93,8 +96,3 @@ def _filled(r, shuffle):
     assert sorted(itertools.chain(*parts)) == list(range(samples))
     assert sum(sum(part.values()) for part in parts) == 2 * steps * case.ROWS, "a version a visit"
     assert cache.stats()["forgotten"] == {}
-
-
-@pytest.mark.parametrize("shuffle", ["epoch", "global"])
-def test_filled_batches_of_two_replicas(quad, shuffle):
-    quad(_filled, shuffle)

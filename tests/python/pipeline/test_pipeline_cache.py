@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import stages_case as case
 import torch
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -22,7 +23,12 @@ def _steps(r, cache, count, **options):
     return cache.slots.rows(0, r.rank == 0), losses, stages
 
 
-def _few_bits(r, store, slot_bytes):
+# A slot of [3, 24]: a scale a token, of which each is filled up to 32 elements; codes fill a word or two a lane.
+@pytest.mark.parametrize(
+    ("store", "slot_bytes"), [("sym8:bucket=128", 192), ("minmax4:bucket=128", 128), ("qsgd8:bucket=128", 192)]
+)
+@on_ranks("pair")
+def test_both_sides_hold_the_same_codes(r, store, slot_bytes):
     r.init("lowcomm")
     cache = lc.pipeline.Cache(store=store)
     rows, _, _ = _steps(r, cache, 3)
@@ -35,15 +41,8 @@ def _few_bits(r, store, slot_bytes):
         assert 0 < samples["mean_change"] < 0.5 * samples["mean_value"]
 
 
-# A slot of [3, 24]: a scale a token, of which each is filled up to 32 elements; codes fill a word or two a lane.
-@pytest.mark.parametrize(
-    ("store", "slot_bytes"), [("sym8:bucket=128", 192), ("minmax4:bucket=128", 128), ("qsgd8:bucket=128", 192)]
-)
-def test_both_sides_hold_the_same_codes(pair, store, slot_bytes):
-    pair(_few_bits, store, slot_bytes)
-
-
-def _restarted(r):
+@on_ranks("pair")
+def test_files_are_found_again(r):
     """Files are found again after a restart: the steps that follow have the bits of a run in RAM that went on."""
     r.init("lowcomm")
     ram = lc.pipeline.Cache()
@@ -91,11 +90,8 @@ def _restarted(r):
         assert samples["forgotten"] == last.stats()["forgotten"]
 
 
-def test_files_are_found_again(pair):
-    pair(_restarted)
-
-
-def _bounded(r):
+@on_ranks("pair")
+def test_samples_without_room(r):
     r.init("lowcomm")
     slot = 3 * case.WIDTH * 2
     for overflow in ("stateless", "minmax8:bucket=128", None):
@@ -120,10 +116,6 @@ def _bounded(r):
     lc.pipeline.step(schedule, x, samples=range(4, 4 + case.ROWS), target=y)
     case.equal_rows(cache.slots.rows(0, r.rank == 0))
     assert cache.stats()["slots"] == 20
-
-
-def test_samples_without_room(pair):
-    pair(_bounded)
 
 
 def test_files_of_another_kind_are_refused(tmp_path):
@@ -164,7 +156,8 @@ def test_options_of_a_cache():
             lc.pipeline.Cache(**options)
 
 
-def _checkpointed(r):
+@on_ranks("pair")
+def test_a_checkpoint_holds_each_ranks_slots(r):
     """torch.distributed.checkpoint saves caches of different slots a rank, and fills empty ones."""
     import torch.distributed.checkpoint as dcp
 
@@ -196,10 +189,6 @@ def _checkpointed(r):
     assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
     loaded.load_state_dict(lc.pipeline.Cache(store="sym8:bucket=128").state_dict())
     assert torch.equal(loaded.slots.rows(0, r.rank == 0), rows)
-
-
-def test_a_checkpoint_holds_each_ranks_slots(pair):
-    pair(_checkpointed)
 
 
 def test_a_fork_leaves_the_files_alone(tmp_path):

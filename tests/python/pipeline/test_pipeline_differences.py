@@ -5,10 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
-import ranks
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -42,7 +42,8 @@ def _static(rank, tensor):
     return pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
 
 
-def _differ(r):
+@on_ranks("pair")
+def test_stages_that_were_made_differently_are_named_on_both_sides(r):
     """A pair of each kind after the other, then one without a difference, all in one group."""
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for it
     rows, mine = case.ROWS // case.MICRO, r.rank
@@ -87,11 +88,9 @@ def _differ(r):
     assert len(case.equal_rows(cache.slots.rows(0, mine == 0))) == case.ROWS
 
 
-def test_stages_that_were_made_differently_are_named_on_both_sides(pair):
-    pair(_differ)
-
-
-def _another_batch(r):
+@case.TELLS_SHAPES
+@on_ranks("pair")
+def test_a_batch_of_another_size_on_one_side_is_named_on_both(r):
     """A batch of other rows on one side, after the shapes were told: both sides raise, and go on after a reset."""
     r.init("lowcomm", timeout_s=300)
     schedule, _ = case.build(r.rank, 2, "GPipe")
@@ -107,12 +106,8 @@ def _another_batch(r):
     dist.destroy_process_group()
 
 
-@case.TELLS_SHAPES
-def test_a_batch_of_another_size_on_one_side_is_named_on_both(pair):
-    pair(_another_batch)
-
-
-def _no_numbers(r):
+@on_ranks("pair")
+def test_sample_numbers_that_are_none(r):
     """Sample numbers that are none, as integers and as tensors: refused before anything is sent, on every rank."""
     r.init("lowcomm", timeout_s=300)
     cache = lc.pipeline.Cache()
@@ -130,11 +125,8 @@ def _no_numbers(r):
     assert max(row[1] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))) == 2**63 - 1
 
 
-def test_sample_numbers_that_are_none(pair):
-    pair(_no_numbers)
-
-
-def _read_only(r):
+@on_ranks(2, timeout=120)
+def test_files_that_became_read_only(r):
     """Files of rank 0 that nobody may write to any more: the open cache goes on; a later one names them, and another goes on."""
     if os.geteuid() == 0:  # root may write to everything
         Path(r.folder).chmod(0o711)
@@ -167,7 +159,3 @@ def _read_only(r):
     dist.destroy_process_group()
     if os.getuid() == 0:
         os.seteuid(0)  # to leave the answer
-
-
-def test_files_that_became_read_only():
-    ranks.run_ranks(_read_only, 2, timeout=120)

@@ -6,6 +6,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -30,7 +31,8 @@ def _step(r, stage, x, y, order, samples=None, **options):
         lc.pipeline.Edge.of(peer).finish()
 
 
-def _exact(r):
+@on_ranks("quad")
+def test_the_whole_models_gradients_on_four_ranks(r):
     r.init("lowcomm")
     x, y = case.batch()
     model, stage = case.whole(r.size), case.module(r.rank)
@@ -43,16 +45,13 @@ def _exact(r):
             torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_the_whole_models_gradients_on_four_ranks(quad):
-    quad(_exact)
-
-
 def _rows(cache, peer, sends):
     """What the end of edge 0 to a peer remembers, as Slots.rows."""
     return cache.slots.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
 
 
-def _coded(r):
+@on_ranks("quad")
+def test_both_ends_remember_the_same(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
     stage = case.module(r.rank)
@@ -74,11 +73,8 @@ def _coded(r):
         lc.pipeline.Edge.of(r.rank - 1 if r.rank else 1, forward="gauss2")
 
 
-def test_both_ends_remember_the_same(quad):
-    quad(_coded)
-
-
-def _several(r):
+@on_ranks("pair")
+def test_several_tensors_and_evaluation(r):
     """Three tensors: two floats of which one is unused in the loss, one of integers; receives posted ahead; evaluation."""
     r.init("lowcomm")
     edge = lc.pipeline.Edge(1 - r.rank, 7)
@@ -108,11 +104,8 @@ def _several(r):
     edge.finish()
 
 
-def test_several_tensors_and_evaluation(pair):
-    pair(_several)
-
-
-def _faults(r):
+@on_ranks("pair")
+def test_errors_reach_both_ends_and_both_go_on(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
     edge = lc.pipeline.Edge(1 - r.rank, cache=cache, **case.CODED)
@@ -168,11 +161,8 @@ def _faults(r):
     dist.destroy_process_group()
 
 
-def test_errors_reach_both_ends_and_both_go_on(pair):
-    pair(_faults)
-
-
-def _modes(r):
+@on_ranks("pair")
+def test_ends_that_differ_in_gradients_are_named(r):
     """One end with gradients and one without: both hear of it with the message, and go on after a reset."""
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
     edge = lc.pipeline.Edge(1 - r.rank)
@@ -195,7 +185,3 @@ def _modes(r):
         else:
             (3 * edge.recv(torch.empty(3, 5))).sum().backward()
         edge.finish()
-
-
-def test_ends_that_differ_in_gradients_are_named(pair):
-    pair(_modes)

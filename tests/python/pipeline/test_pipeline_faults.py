@@ -4,13 +4,15 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline import boundary_module
 
 
-def _mistakes(r):
+@on_ranks("pair")
+def test_mistakes_are_named_before_anything_is_sent(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
@@ -50,10 +52,6 @@ def _mistakes(r):
         lc.pipeline.Cache(store="int4")
 
 
-def test_mistakes_are_named_before_anything_is_sent(pair):
-    pair(_mistakes)
-
-
 def _leave(r):
     """Ends the group once both stages have heard: one that leaves before the other resets its connections."""
     r.meet()
@@ -75,7 +73,8 @@ def test_stages_of_another_codec_are_named(pair):
     pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128,unit=24', rank 1 has 'sym4:bucket=128,unit=24'")
 
 
-def _other_samples(r):
+@on_ranks("pair")
+def test_other_samples_on_the_two_sides_are_named(r):
     r.init("lowcomm")
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **case.CODED)
     x, y = case.batch()
@@ -88,11 +87,8 @@ def _other_samples(r):
     _leave(r)
 
 
-def test_other_samples_on_the_two_sides_are_named(pair):
-    pair(_other_samples)
-
-
-def _not_a_number(r):
+@on_ranks("pair")
+def test_a_nan_is_told_on_both_sides_and_changes_no_cache(r):
     """A NaN in an activation, then in a gradient: both sides raise, no cache changes by it, and a new group goes on."""
     caches = lc.pipeline.Cache()
     x, y = case.batch()
@@ -130,11 +126,8 @@ def _not_a_number(r):
     dist.destroy_process_group()
 
 
-def test_a_nan_is_told_on_both_sides_and_changes_no_cache(pair):
-    pair(_not_a_number)
-
-
-def _one_cache(r):
+@on_ranks("pair")
+def test_a_cache_on_one_side_is_named_on_both(r):
     r.init("lowcomm")
     x, y = case.batch()
     cache = lc.pipeline.Cache() if r.rank == 0 else None
@@ -146,11 +139,8 @@ def _one_cache(r):
     _leave(r)
 
 
-def test_a_cache_on_one_side_is_named_on_both(pair):
-    pair(_one_cache)
-
-
-def _counted(r):
+@on_ranks("pair")
+def test_messages_are_counted_by_boundary_and_direction(r):
     """Samples by boundary and direction, the error of their changes, records, and the warning that a cache is of no use."""
     import logging
 
@@ -193,10 +183,6 @@ def _counted(r):
     if r.rank == 0:
         samples = lc.stats()[dist.group.WORLD.group_name]["send forward boundary 0"]["samples"]
         assert samples["forgotten"] == {"differs": case.ROWS}
-
-
-def test_messages_are_counted_by_boundary_and_direction(pair):
-    pair(_counted)
 
 
 class _Half(torch.nn.Linear):

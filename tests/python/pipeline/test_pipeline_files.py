@@ -43,7 +43,11 @@ def _trained(r, cache, how, stage_options):
     return [p.detach().clone() for stage in stages for p in stage.submod.parameters()]
 
 
-def _ahead(r, how, store):
+@pytest.mark.parametrize(
+    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
+)
+@ranks.on_ranks("pair")
+def test_slots_read_ahead_change_no_bit(r, how, store):
     r.init("lowcomm")
     ram = lc.pipeline.Cache(store=store)
     want = _trained(r, ram, how, case.CODED)
@@ -59,13 +63,6 @@ def _ahead(r, how, store):
     cache.close()
     again = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
     assert torch.equal(again.slots.rows(0, r.rank == 0), rows)
-
-
-@pytest.mark.parametrize(
-    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
-)
-def test_slots_read_ahead_change_no_bit(pair, how, store):
-    pair(_ahead, how, store)
 
 
 @contextlib.contextmanager

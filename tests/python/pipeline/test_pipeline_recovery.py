@@ -110,7 +110,8 @@ def test_four_stages_go_on_in_the_same_group(quad):
     quad(_recovers, "1F1B")
 
 
-def _several_stages(r):
+@ranks.on_ranks("pair")
+def test_stages_that_share_a_rank_go_on(r):
     """Stages that share a rank fail together."""
     r.init("lowcomm", timeout_s=300)
     cache = lc.pipeline.Cache()
@@ -135,10 +136,6 @@ def _several_stages(r):
         sender = boundary % 2
         assert rows[sender][boundary, True] == rows[1 - sender][boundary, False]
         assert len(rows[sender][boundary, True]) == case.ROWS
-
-
-def test_stages_that_share_a_rank_go_on(pair):
-    pair(_several_stages)
 
 
 def _stopped(r, victim):

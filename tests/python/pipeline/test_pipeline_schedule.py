@@ -3,6 +3,7 @@
 import pytest
 import stages_case as case
 import torch
+from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -43,7 +44,8 @@ def _order(first):
     return calls
 
 
-def _ahead(r):
+@on_ranks("pair")
+def test_two_stages_have_torchs_gradients_in_another_order(r):
     r.init("lowcomm")
     x, y = _batch()
     expected = None
@@ -68,11 +70,8 @@ def _ahead(r):
             torch.testing.assert_close(result, case.whole(r.size)(x), rtol=1e-5, atol=1e-6)
 
 
-def test_two_stages_have_torchs_gradients_in_another_order(pair):
-    pair(_ahead)
-
-
-def _with_a_cache(r):
+@on_ranks("pair")
+def test_changes_are_those_of_torchs_schedule(r):
     """Changes do not depend on the order in which forwards and backwards alternate."""
     r.init("lowcomm")
     x, y = _batch()
@@ -88,13 +87,11 @@ def _with_a_cache(r):
         found.append(case.gradients([stage]))
     for torchs, mine in zip(*found, strict=True):
         assert torch.equal(mine, torchs)
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-def test_changes_are_those_of_torchs_schedule(pair):
-    pair(_with_a_cache)
-
-
-def _mistakes(r):
+@on_ranks("pair")
+def test_mistakes_are_named(r):
     from torch.distributed.pipelining import PipelineStage
 
     r.init("lowcomm")
@@ -105,8 +102,3 @@ def _mistakes(r):
         lc.pipeline.Schedule1F1B(_stage(r), MICRO, ahead=-1)
     with pytest.raises(ValueError, match="microbatches"):
         lc.pipeline.Schedule1F1B(_stage(r), 1)
-    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
-
-
-def test_mistakes_are_named(pair):
-    pair(_mistakes)

@@ -4,6 +4,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from test_pipeline_recovery import _Spoil
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -77,7 +78,10 @@ def _whole(gradient):
     return (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
 
 
-def _like_the_whole_model(r, how, name):
+@pytest.mark.later
+@pytest.mark.parametrize(("how", "name"), [("FSDP2", "1F1B +2"), ("DDP", "GPipe")])
+@on_ranks("quad")
+def test_exact_stages_have_the_whole_models_gradients(r, how, name):
     r.init("lowcomm")
     replica = _Replica(how, name)
     model = case.whole(2)
@@ -90,12 +94,9 @@ def _like_the_whole_model(r, how, name):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(("how", "name"), [("FSDP2", "1F1B +2"), ("DDP", "GPipe")])
-def test_exact_stages_have_the_whole_models_gradients(quad, how, name):
-    quad(_like_the_whole_model, how, name)
-
-
-def _goes_on(r, how, name):
+@pytest.mark.parametrize(("how", "name"), [("FSDP2", "GPipe"), ("DDP", "1F1B +2")])
+@on_ranks("quad")
+def test_sharded_stages_go_on_after_a_failure(r, how, name):
     """The steps after a reset have the bits of a run in which nothing failed."""
     r.init("lowcomm", timeout_s=300)
     undisturbed = _Replica(how, name, cache=lc.pipeline.Cache(), **case.CODED)
@@ -132,9 +133,3 @@ def _goes_on(r, how, name):
     else:
         for mine, whole in zip(got, want, strict=True):
             torch.testing.assert_close(mine, whole, rtol=0.2, atol=0.02)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize(("how", "name"), [("FSDP2", "GPipe"), ("DDP", "1F1B +2")])
-def test_sharded_stages_go_on_after_a_failure(quad, how, name):
-    quad(_goes_on, how, name)

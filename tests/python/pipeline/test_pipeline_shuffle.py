@@ -7,6 +7,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B
 
@@ -25,7 +26,9 @@ def _rows(cache, stage):
     return [tuple(row) for row in cache.slots.rows(0, stage == 0).tolist()]
 
 
-def _moves(r, where):
+@pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
+@on_ranks("quad")
+def test_slots_move_with_their_samples(r, where):
     r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
@@ -80,12 +83,8 @@ def _moves(r, where):
         assert stats["forgotten"] == {}
 
 
-@pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
-def test_slots_move_with_their_samples(quad, where):
-    quad(_moves, where)
-
-
-def _larger_than_a_round(r):
+@on_ranks("trio")
+def test_slots_move_in_rounds(r):
     """Slots of many rounds, in all directions between three ranks; ranks that hold different numbers of them."""
     r.init("lowcomm")
     elements, each = 1 << 20, 12  # 2 MiB a slot: eight a round
@@ -108,13 +107,11 @@ def _larger_than_a_round(r):
     assert sum(_gathered(len(memory.table()))) == 4 * each
     with pytest.raises(ValueError, match=r"owners: expected -1 or a rank of 0\.\.\.2, got -1 to 3"):
         cache.move(torch.tensor([-1, 3]), dist.group.WORLD)
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-def test_slots_move_in_rounds(trio):
-    trio(_larger_than_a_round)
-
-
-def _refused(r):
+@on_ranks("pair")
+def test_a_group_that_is_not_the_replicas(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
 
@@ -133,11 +130,6 @@ def _refused(r):
             first(**options)
     with pytest.raises(ValueError, match="expected 'epoch', 'once' or 'global', got 'all'"):
         next(lc.pipeline.batches(case.data(), batch=4, shuffle="all"))
-    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
-
-
-def test_a_group_that_is_not_the_replicas(pair):
-    pair(_refused)
 
 
 def test_global_parts_are_whole_and_disjoint():

@@ -4,6 +4,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -51,7 +52,9 @@ def test_exact_stages_of_half_precision(pair, dtype):
     pair(_exact, "1F1B", dtype)
 
 
-def _like_torch(r, name):
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+@on_ranks("pair")
+def test_exact_stages_have_the_bits_of_torchs(r, name):
     """The bits of torch's own stage over the same backend."""
     from torch.distributed.pipelining import PipelineStage
 
@@ -69,11 +72,6 @@ def _like_torch(r, name):
         found.append(case.gradients(stages))
     for mine, torchs in zip(*found, strict=True):
         assert torch.equal(mine, torchs)
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
-def test_exact_stages_have_the_bits_of_torchs(pair, name):
-    pair(_like_torch, name)
 
 
 def _cached(r, name, dtype=torch.float32):
@@ -123,7 +121,8 @@ def test_four_stages_in_four_processes(quad):
     quad(_cached, "1F1B")
 
 
-def _restarted(r):
+@on_ranks("pair")
+def test_a_side_without_its_cache(r):
     """A side without its cache, and one with an older one: what differs is forgotten on both, and training goes on."""
     import copy
 
@@ -160,11 +159,8 @@ def _restarted(r):
     assert versions(older if r.rank == 0 else other) == [1] * case.ROWS
 
 
-def test_a_side_without_its_cache(pair):
-    pair(_restarted)
-
-
-def _evaluated(r):
+@on_ranks("pair")
+def test_evaluation_between_steps(r):
     """eval() between steps is exact and leaves the cache alone."""
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
@@ -181,11 +177,8 @@ def _evaluated(r):
     dist.destroy_process_group()  # at once: nothing of the evaluation is cut off
 
 
-def test_evaluation_between_steps(pair):
-    pair(_evaluated)
-
-
-def _evaluated_by_a_codec(r):
+@on_ranks("pair")
+def test_evaluation_by_a_codec(r):
     """`evaluate=` codes the activations of eval() alone, by themselves and with or without a cache."""
     r.init("lowcomm")
     x, y = case.batch()
@@ -209,11 +202,8 @@ def _evaluated_by_a_codec(r):
             lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
 
 
-def test_evaluation_by_a_codec(pair):
-    pair(_evaluated_by_a_codec)
-
-
-def _preset(r):
+@on_ranks("pair")
+def test_a_preset_is_the_papers_codecs(r):
     """A preset has the bits of the codecs that it stands for."""
     r.init("lowcomm")
     x, y = case.batch()
@@ -228,11 +218,9 @@ def _preset(r):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_a_preset_is_the_papers_codecs(pair):
-    pair(_preset)
-
-
-def _near(r, name):
+@pytest.mark.parametrize("name", case.NAMES)
+@on_ranks("pair")
+def test_coded_stages_come_near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
     r.init("lowcomm")
     x, y = case.batch()
@@ -251,11 +239,6 @@ def _near(r, name):
             assert figures["samples"]["mean_change"] < 0.02 * figures["samples"]["mean_value"], "nothing has moved"
 
 
-@pytest.mark.parametrize("name", case.NAMES)
-def test_coded_stages_come_near(pair, name):
-    pair(_near, name)
-
-
 class _Several(torch.nn.Module):
     """To the next stage: a tensor that needs a gradient and is not contiguous, one of numbers, and one of another shape."""
 
@@ -272,7 +255,10 @@ class _Last(torch.nn.Module):
         return (x.transpose(1, 2) * numbers[..., None] * self.weight[:, None]) + means[..., None]
 
 
-def _several(r, coded):
+@case.INTEGERS_TOO
+@pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
+@on_ranks("pair")
+def test_several_tensors_at_a_boundary(r, coded):
     from torch.distributed.pipelining import ScheduleGPipe
 
     r.init("lowcomm")
@@ -309,13 +295,9 @@ def _several(r, coded):
         assert cache.bytes == case.ROWS * (3 * case.WIDTH + 3) * 2
 
 
-@case.INTEGERS_TOO
-@pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
-def test_several_tensors_at_a_boundary(pair, coded):
-    pair(_several, coded)
-
-
-def _early(r, window, expected):
+@pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
+@on_ranks("pair")
+def test_receives_are_posted_ahead(r, window, expected):
     """When the second stage computes its first micro-batch, the receives of later ones have been posted."""
     r.init("lowcomm")
     schedule, (stage,) = case.build(r.rank, r.size, "GPipe", window=window)
@@ -333,8 +315,3 @@ def _early(r, window, expected):
     lc.pipeline.step(schedule, x, target=y)
     if r.rank == 1:
         assert posted[0] == expected, posted
-
-
-@pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
-def test_receives_are_posted_ahead(pair, window, expected):
-    pair(_early, window, expected)

@@ -7,6 +7,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -143,7 +144,8 @@ def _received(r, channel, cache, options, *, changed):
     return torch.stack(got[2:]) if got else None
 
 
-def _over_edges(r):
+@on_ranks("pair")
+def test_a_remembered_token_tells_of_no_other(r):
     r.init("lowcomm")
     channel = 0
     for cached in (False, True):
@@ -160,11 +162,8 @@ def _over_edges(r):
                 assert bool((before[1] != after[1]).any()) == cached, options
 
 
-def test_a_remembered_token_tells_of_no_other(pair):
-    pair(_over_edges)
-
-
-def _differ(r):
+@on_ranks("pair")
+def test_stages_of_two_units_are_refused(r):
     r.init("lowcomm")
     unit = ("token", "sample")[r.rank]
     stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 2, torch.device("cpu"), unit=unit)
@@ -174,21 +173,14 @@ def _differ(r):
         lc.pipeline.step(schedule, x, target=y)
 
 
-def test_stages_of_two_units_are_refused(pair):
-    pair(_differ)
-
-
-def _under_a_policy(r):
+@on_ranks("pair")
+def test_sends_under_a_policy_that_tie_tokens_are_counted(r):
     r.init("lowcomm", pg_options=lc.Options(policy="p2p=gauss4", min_bytes=0))
     for x in (torch.zeros(2, 9, 48), torch.zeros(2, 9, 512), torch.zeros(18, 48)):
         dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
     if r.rank == 0:
         sent = next(iter(lc.stats().values()))["send"]
         assert (sent["calls"], sent["without_units"]) == (3, 1)
-
-
-def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
-    pair(_under_a_policy)
 
 
 def test_a_cache_of_another_unit_is_refused(tmp_path):
@@ -237,7 +229,8 @@ def test_units_whose_codes_are_longer_travel_exact(codec):
     assert lc.pipeline.units.is_shorter(codec, 16, 4)
 
 
-def _a_mask_crosses(r):
+@on_ranks("pair")
+def test_a_number_a_token_travels_exact(r):
     r.init("lowcomm")
     edge = lc.pipeline.Edge(1 - r.rank, forward="gauss4")
     x, mask = torch.randn(2, 9, 48), torch.rand(2, 9, 1, generator=torch.Generator().manual_seed(1))
@@ -248,7 +241,3 @@ def _a_mask_crosses(r):
         assert torch.equal(got_mask, mask)
         (got.sum() + got_mask.sum()).backward()
     edge.finish()
-
-
-def test_a_number_a_token_travels_exact(pair):
-    pair(_a_mask_crosses)

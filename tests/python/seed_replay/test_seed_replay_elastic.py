@@ -177,13 +177,10 @@ def test_refuses(given, says):
         seed_replay_model.machine(**given)
 
 
-def _by_store(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_takes_a_store(r, port):
     client = dist.TCPStore("127.0.0.1", port, is_master=False)
     model, opt = seed_replay_model.machine(store=client, machine_id=r.rank)
     seed_replay_model.train(model, opt, 3)
     assert opt.stats()["machines"] == 1
     opt.leave()
-
-
-def test_takes_a_store(store):
-    ranks.run_ranks(_by_store, 1, store.port, timeout=DEADLINE_S)

@@ -229,7 +229,9 @@ def _silence(exchange):
         exchange._beat.stop()
 
 
-def _displaced(r, port, silent):
+@pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_a_displaced_process_does_not_leave_for_its_successor(r, port, silent):
     """A process goes when another one has its place, for it was silent for long: or is there alone."""
     old = Machine(port, "same", min_machines=1, lost_after_s=0.5).join().until(3)
     new = old
@@ -247,11 +249,6 @@ def _displaced(r, port, silent):
         assert new.exchange.stats()["void"] == 0
         new.exchange.leave()
     assert new.store.get(mail) == b"left"
-
-
-@pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
-def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
-    ranks.run_ranks(_displaced, 1, store.port, silent, timeout=DEADLINE_S)
 
 
 def _checks_alone(r, port):
@@ -275,7 +272,8 @@ def test_comparing_weights_does_not_cost_a_machine_its_place(store):
     assert ranks.run_ranks(_checks_alone, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]
 
 
-def _checks_a_dead_machine(r, port):
+@ranks.on_ranks(2, timeout=60, allow_exit={1: -signal.SIGKILL})
+def test_does_not_wait_for_a_dead_machines_checksum(r, port):
     """Compared with is who was in the last record: it may be dead since."""
     machine = (
         Machine(port, f"machine{r.rank}", min_machines=2, deadline_least_s=1000, deadline_most_s=1000).join().until(AT)
@@ -288,10 +286,6 @@ def _checks_a_dead_machine(r, port):
     r.say("seen")
     assert not machine.exchange.check(machine.core)
     machine.exchange.leave()
-
-
-def test_does_not_wait_for_a_dead_machines_checksum(store):
-    ranks.run_ranks(_checks_a_dead_machine, 2, store.port, timeout=60, allow_exit={1: -signal.SIGKILL})
 
 
 def _no_beat(r, port):

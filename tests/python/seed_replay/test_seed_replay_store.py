@@ -225,7 +225,15 @@ def test_sets_other_weights_to_a_snapshot(store):
     assert first == second
 
 
-def _wrong_checkpoint(r, port, iteration, error, says):
+@pytest.mark.parametrize(
+    ("iteration", "error", "says"),
+    [
+        (3, ReplayMismatch, "expected the others' weights of iteration 4, with checksum 0x.*, got 0x"),
+        (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
+    ],
+)
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_weights_of_another_iteration(r, port, iteration, error, says):
     if r.rank == 0:
         machine = Machine(port, "first", min_machines=1, chunk=4).join()
         machine.until(20)
@@ -240,17 +248,6 @@ def _wrong_checkpoint(r, port, iteration, error, says):
     with pytest.raises(error, match=says):
         machine.join()
     r.say("refused")
-
-
-@pytest.mark.parametrize(
-    ("iteration", "error", "says"),
-    [
-        (3, ReplayMismatch, "expected the others' weights of iteration 4, with checksum 0x.*, got 0x"),
-        (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
-    ],
-)
-def test_refuses_weights_of_another_iteration(store, iteration, error, says):
-    ranks.run_ranks(_wrong_checkpoint, 2, store.port, iteration, error, says, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +267,8 @@ def test_refuses(store, arguments, error, says):
         StoreExchange(given.pop("store"), given.pop("machine_id"), **given)
 
 
-def _misused(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_names_misuse_and_enters_again(r, port):
     machine = Machine(port, "only", min_machines=1)
     with pytest.raises(RuntimeError, match=r"expected join\(\) before the first iteration"):
         machine.step()
@@ -286,17 +284,10 @@ def _misused(r, port):
     machine.exchange.leave()
 
 
-def test_names_misuse_and_enters_again(store):
-    ranks.run_ranks(_misused, 1, store.port, timeout=DEADLINE_S)
-
-
-def _too_few(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_names_who_is_there(r, port):
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more to begin with, got \['only'\] in 1 s"):
         Machine(port, "only", timeout=timedelta(seconds=1)).join()
-
-
-def test_names_who_is_there(store):
-    ranks.run_ranks(_too_few, 1, store.port, timeout=DEADLINE_S)
 
 
 def _rates(r, port):
@@ -329,7 +320,8 @@ def test_the_longest_members_learning_rate_counts(store):
     assert steps[-1] == (2.0**-8, 1)
 
 
-def _stopped_at_the_store(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_a_stopped_process_has_not_lost_the_store(r, port):
     """Stopped for longer than the store's answers may take: that is no loss of the store."""
     if r.rank == 1:
         pid = int(r.hear("pid", DEADLINE_S))
@@ -345,14 +337,7 @@ def _stopped_at_the_store(r, port):
     assert keys.wait_for("late", 10.0) == b"there"
 
 
-def test_a_stopped_process_has_not_lost_the_store(store):
-    ranks.run_ranks(_stopped_at_the_store, 2, store.port, timeout=DEADLINE_S)
-
-
-def _left_unsaid(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_ends_cleanly_without_a_goodbye(r, port):
     machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=4).join()
     machine.until(8)
-
-
-def test_ends_cleanly_without_a_goodbye(store):
-    ranks.run_ranks(_left_unsaid, 2, store.port, timeout=DEADLINE_S)

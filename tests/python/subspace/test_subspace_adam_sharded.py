@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
+from ranks import on_ranks
 from subspace_adam_model import backward, fresh, start
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -32,7 +33,8 @@ def _cut(model, index, count):
     return parts
 
 
-def _stages(r):
+@on_ranks("quad")
+def test_stages_are_one_process(r):
     """20 steps with clipping: a stage's weights have the bits of those of one process with the same gradients."""
     start(r)
     whole, model = (fresh(torch.float32, blocks=2 * r.size) for _ in range(2))
@@ -66,10 +68,6 @@ def _stages(r):
     assert not differing(mine, before)
 
 
-def test_stages_are_one_process(quad):
-    quad(_stages)
-
-
 def _sharded(dtype, mesh, variant="rows", seed=7):
     model = fresh(dtype, seed=seed)
     for block in model.blocks:
@@ -90,7 +88,9 @@ def _whole(model):
     return {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
 
 
-def _fsdp(r, dtype, variant):
+@pytest.mark.parametrize(("dtype", "variant"), [(torch.float64, "project_all"), (torch.float32, "rows")], ids=str)
+@on_ranks("pair")
+def test_shards_are_one_process(r, dtype, variant):
     start(r)
     mesh = init_device_mesh("cpu", (r.size,))
     model, optimizer = _sharded(dtype, mesh, variant)
@@ -120,11 +120,6 @@ def _fsdp(r, dtype, variant):
     assert all(figures["exact_calls"] == figures["calls"] for ops in lc.stats().values() for figures in ops.values())
 
 
-@pytest.mark.parametrize(("dtype", "variant"), [(torch.float64, "project_all"), (torch.float32, "rows")], ids=str)
-def test_shards_are_one_process(pair, dtype, variant):
-    pair(_fsdp, dtype, variant)
-
-
 def _one_process(model, optimizer, plain):
     """Five steps of both are the same weights."""
     one = lc.SubspaceAdamW(plain, **SETTINGS)
@@ -134,7 +129,8 @@ def _one_process(model, optimizer, plain):
         torch.testing.assert_close(value, dict(plain.named_parameters())[name].detach(), rtol=0, atol=1e-12)
 
 
-def _uneven(r):
+@on_ranks("trio")
+def test_uneven_shards(r):
     """Shards of 24 rows on 3 ranks, of 50 too, and of 4 rows, which leave a rank without any."""
     start(r)
     torch.manual_seed(7)
@@ -144,21 +140,15 @@ def _uneven(r):
     _one_process(model, lc.SubspaceAdamW(model, **SETTINGS), plain)
 
 
-def test_uneven_shards(trio):
-    trio(_uneven)
-
-
-def _replicas(r):
+@on_ranks("quad")
+def test_replicas_of_shards(r):
     """HSDP: two replicas of two shards; W_p1, W_p2 and T_S are sums over the shards of one replica."""
     start(r)
     _one_process(*_sharded(torch.float64, init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))), fresh())
 
 
-def test_replicas_of_shards(quad):
-    quad(_replicas)
-
-
-def _coordinates(r):
+@on_ranks("pair")
+def test_shards_of_coordinates(r):
     """FSDP2 shards coordinates along the inputs of a linear module, and an embedding's along its tokens."""
     start(r)
     mesh = init_device_mesh("cpu", (r.size,))
@@ -182,11 +172,8 @@ def _coordinates(r):
     torch.testing.assert_close(model.head.weight.full_tensor(), plain.head.weight, rtol=0, atol=1e-12)
 
 
-def test_shards_of_coordinates(pair):
-    pair(_coordinates)
-
-
-def _checkpoint(r):
+@on_ranks("pair")
+def test_checkpoints_of_shards(r):
     """By distributed checkpoints with the same bits, and from two ranks to one process."""
     start(r)
     mesh = init_device_mesh("cpu", (r.size,))
@@ -217,11 +204,8 @@ def _checkpoint(r):
         torch.testing.assert_close(p.detach(), want[name], rtol=1e-4, atol=2e-5)
 
 
-def test_checkpoints_of_shards(pair):
-    pair(_checkpoint)
-
-
-def _projected(r):
+@on_ranks("pair")
+def test_gradients_of_shards(r):
     start(r)
     model, _ = _sharded(torch.float64, init_device_mesh("cpu", (r.size,)))
     plain = fresh()
@@ -238,7 +222,3 @@ def _projected(r):
             model.blocks[0].out.weight.to_local().mul_(1.1)
     with pytest.raises(ValueError, match="blocks.0.out.weight: expected a weight in the subspace"):
         lc.SubspaceAdamW(model)
-
-
-def test_gradients_of_shards(pair):
-    pair(_projected)

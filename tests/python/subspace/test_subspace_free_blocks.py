@@ -8,6 +8,7 @@ import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -266,7 +267,9 @@ def test_coordinates_of_a_stage_of_free_blocks():
     assert all(torch.equal(p, last[name]) for name, p in stages[3].named_parameters())
 
 
-def _trained(r, how):
+@pytest.mark.parametrize("how", ["a free stage", "freed"])
+@on_ranks("quad", timeout=120)
+def test_stages_with_free_blocks_train(r, how):
     """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
     torch.set_num_threads(1)
     r.init("lowcomm")
@@ -308,19 +311,11 @@ def _trained(r, how):
     assert torch.equal(tokens, case.by_hand(again, case.ids(), 4))
 
 
-@pytest.mark.parametrize("how", ["a free stage", "freed"])
-def test_stages_with_free_blocks_train(quad, how):
-    quad(_trained, how, timeout=120)
-
-
-def _differ(r):
+@on_ranks("pair")
+def test_ranks_that_freed_other_blocks_stop(r):
     r.init("lowcomm")
     model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK, free_blocks=1 + r.rank)
     stage = lc.pipeline.Stage(lc.subspace.cut(model, r.rank, r.size), r.rank, r.size, torch.device("cpu"))
     x, y = pipelines._batch()
     with pytest.raises((ValueError, RuntimeError), match="free_blocks: expected the same"):
         lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss), x, target=y, ids=x)
-
-
-def test_ranks_that_freed_other_blocks_stop(pair):
-    pair(_differ)

@@ -7,6 +7,7 @@ import subspace_case as case
 import torch
 import torch.distributed as dist
 from model import GPT, Config
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline.boundary import FIRST_EDGE
@@ -55,18 +56,6 @@ def test_draws_follow_the_seed():
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def _stages(r):
-    r.init("lowcomm")
-    model, ids = _model("gpt"), case.ids()
-    stage = lc.subspace.cut(model, r.rank, r.size)
-    for i, options in enumerate((GREEDY, SAMPLED)):
-        prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
-        tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
-        assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
-        if i == 0:
-            _count(r)
-
-
 def _as_the_page_writes_it(r):
     """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
     r.init("lowcomm")
@@ -105,8 +94,17 @@ def _count(r):
     assert calls == want, (calls, want)
 
 
-def test_four_stages(quad):
-    quad(_stages)
+@on_ranks("quad")
+def test_four_stages(r):
+    r.init("lowcomm")
+    model, ids = _model("gpt"), case.ids()
+    stage = lc.subspace.cut(model, r.rank, r.size)
+    for i, options in enumerate((GREEDY, SAMPLED)):
+        prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
+        tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
+        assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
+        if i == 0:
+            _count(r)
 
 
 @pytest.mark.parametrize("kind", ("gpt", *case.FAMILIES))
@@ -127,7 +125,9 @@ def test_caches_of_stages(kind):
         start += time
 
 
-def _long(r):
+@pytest.mark.later
+@on_ranks("pair")
+def test_more_tokens_than_chunks(r):
     """More tokens than an edge has chunks, in single precision."""
     r.init("lowcomm")
     torch.manual_seed(0)
@@ -135,11 +135,6 @@ def _long(r):
     ids = case.ids(batch=2, time=4)
     tokens = lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), ids, max_new_tokens=280)
     assert torch.equal(tokens, case.by_hand(model, ids, 280))
-
-
-@pytest.mark.later
-def test_more_tokens_than_chunks(pair):
-    pair(_long)
 
 
 def _coded(r, coefficients):
@@ -167,7 +162,8 @@ def test_coded_coefficients(pair, coefficients):
     assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
 
 
-def _other_prompts(r):
+@on_ranks("pair")
+def test_other_prompts_on_a_stage(r):
     r.init("lowcomm")
     stage = lc.subspace.cut(_model("gpt"), r.rank, r.size)
     expected = (
@@ -179,11 +175,9 @@ def _other_prompts(r):
         lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
 
 
-def test_other_prompts_on_a_stage(pair):
-    pair(_other_prompts)
-
-
-def _differ(r, what):
+@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
+@on_ranks("pair")
+def test_another_subspace_on_a_stage(r, what):
     r.init("lowcomm")
     options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
     stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
@@ -191,11 +185,6 @@ def _differ(r, what):
         stage.subspace_basis.change(stage.subspace_basis.vectors)
     with pytest.raises((ValueError, RuntimeError), match="stage 1 of 2: .*expected the basis, fixed part and kind"):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
-
-
-@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
-def test_another_subspace_on_a_stage(pair, what):
-    pair(_differ, what)
 
 
 class _Frozen(GPT):
@@ -219,7 +208,8 @@ def _by_positions(model, ids, new):
     return ids
 
 
-def _fails_and_goes_on(r):
+@on_ranks("pair")
+def test_two_stages_generate_after_a_failure(r):
     """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing is heard by a time-out
     torch.manual_seed(0)
@@ -272,11 +262,8 @@ def _fails_and_goes_on(r):
         assert torch.equal(longest, _by_positions(model, ids, 31))
 
 
-def test_two_stages_generate_after_a_failure(pair):
-    pair(_fails_and_goes_on)
-
-
-def _posted_ahead(r):
+@on_ranks("pair")
+def test_receives_are_posted_a_token_ahead(r):
     """A message's receive is posted before what causes it is sent: each costs one way, and a token a round trip a boundary."""
     r.init("lowcomm")
     model, ids = _model("gpt"), case.ids()
@@ -310,10 +297,6 @@ def _posted_ahead(r):
     assert posted == received == NEW and sent == NEW * (r.size - 1 if stage.is_last else 1)
 
 
-def test_receives_are_posted_a_token_ahead(pair):
-    pair(_posted_ahead)
-
-
 class _NoCache(torch.nn.Module):
     def __init__(self, block):
         super().__init__()
@@ -343,11 +326,8 @@ def test_refusals():
         lc.subspace.generate(stage, ids, max_new_tokens=1)
 
 
-def _another_rank(r):
+@on_ranks("pair")
+def test_another_rank(r):
     r.init("lowcomm")
     with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
         lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)
-
-
-def test_another_rank(pair):
-    pair(_another_rank)

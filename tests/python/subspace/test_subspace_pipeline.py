@@ -5,6 +5,7 @@ import stages_case
 import subspace_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 from torch.nn import functional
 
@@ -92,7 +93,9 @@ def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
     pair(_bytes, coefficients, bytes_a_token, bytes_a_token)
 
 
-def _context(r, what):
+@pytest.mark.parametrize("what", ["ids", "basis", "boundary"])
+@on_ranks("pair")
+def test_stages_that_differ_stop_with_both_values(r, what):
     r.init("lowcomm")
     constraint = {"sigma": 0.5 + r.rank} if what == "boundary" else {}
     schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32, constraint=constraint)
@@ -111,12 +114,8 @@ def _context(r, what):
         lc.pipeline.step(schedule, x, target=y, ids=ids)  # of a rank whose part of the first one was over
 
 
-@pytest.mark.parametrize("what", ["ids", "basis", "boundary"])
-def test_stages_that_differ_stop_with_both_values(pair, what):
-    pair(_context, what)
-
-
-def _wrapped(r):
+@on_ranks("pair")
+def test_a_stage_in_ddp(r):
     """A stage in torch's DDP has its module's codec and context, and trains."""
     r.init("lowcomm")
     alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
@@ -133,11 +132,10 @@ def _wrapped(r):
     assert all(p.grad is not None for p in stage.submod.parameters())
 
 
-def test_a_stage_in_ddp(pair):
-    pair(_wrapped)
-
-
-def _one_way(r, given):
+@pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
+@on_ranks("pair")
+def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(r, given):
+    """The other way keeps the cut's codec; "none" is exact."""
     r.init("lowcomm")
     model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK)
     part = lc.subspace.cut(model, r.rank, r.size, coefficients="minmax8:bucket=64")
@@ -147,9 +145,3 @@ def _one_way(r, given):
     way = ("forward", "backward")[r.rank]
     exact = lc.stats()[dist.group.WORLD.group_name][f"send {way} boundary 0"]["exact_calls"]
     assert exact == (MICRO if given.get(way) == "none" else 0)
-
-
-@pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
-def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(pair, given):
-    """The other way keeps the cut's codec; "none" is exact."""
-    pair(_one_way, given)

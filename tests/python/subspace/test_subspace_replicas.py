@@ -5,6 +5,7 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
@@ -78,7 +79,9 @@ def _named(module):
     return {name.removeprefix("module."): _full(p.detach()) for name, p in module.named_parameters()}
 
 
-def _inside_a_stage(r, how):
+@pytest.mark.parametrize("how", INSIDE)
+@on_ranks("quad", timeout=180)
+def test_inside_a_stage(r, how):
     """Training, with clipping and a step of the subspace, is that of one process on all samples."""
     run = _Run(r, INSIDE[how])
     optimizer = lc.SubspaceAdamW(run.module, lr=LR)
@@ -112,11 +115,6 @@ def _inside_a_stage(r, how):
         assert sum(local) < 0.55 * sum(p.numel() for p in run.module.parameters())
         down = run.part.get_submodule(f"blocks.{run.part.block_numbers[0]}.down").weight
         assert optimizer.state[down]["exp_avg"].shape[0] == case.RANK
-
-
-@pytest.mark.parametrize("how", INSIDE)
-def test_inside_a_stage(quad, how):
-    quad(_inside_a_stage, how, timeout=180)
 
 
 def _hooked(module, mesh):
@@ -165,7 +163,13 @@ def test_replicas_send_coordinates(quad, how):
         assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
 
 
-def _averages(r):
+def _weights(part):
+    """Each weight as the forward pass has it."""
+    return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
+
+
+@on_ranks("quad", timeout=120)
+def test_averages_of_coordinates(r):
     """Averages of coordinates are the coordinates of averages, of gradients by DDP and of parameters by DiLoCoX."""
     runs = {}
     for change in (_free, lc.subspace.reparam):
@@ -200,12 +204,3 @@ def _averages(r):
         off = case.apart(value, found[_free][name])
         assert off < 1e-6, (name, off)  # pseudo-gradients travel in float32
         assert case.apart(value, before[name]) > 1e-4, name
-
-
-def _weights(part):
-    """Each weight as the forward pass has it."""
-    return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
-
-
-def test_averages_of_coordinates(quad):
-    quad(_averages, timeout=120)

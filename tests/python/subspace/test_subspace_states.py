@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
+from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -77,7 +78,9 @@ def _gathered(run):
     return _merged(states)
 
 
-def _of_another_cut(r):
+@pytest.mark.later
+@on_ranks("quad", timeout=180)
+def test_a_checkpoint_goes_on_at_another_number_of_stages(r):
     torch.set_num_threads(1)
     r.init("lowcomm")
     pair, everybody, alone = (dist.new_group(members) for members in ([0, 1], range(4), [3]))
@@ -137,8 +140,3 @@ def _of_another_cut(r):
         whole.train(range(END, END + 3))
         for name, value in whole.module.named_parameters():
             assert case.apart(value, later["model"][name]) < 1e-9, name
-
-
-@pytest.mark.later
-def test_a_checkpoint_goes_on_at_another_number_of_stages(quad):
-    quad(_of_another_cut, timeout=180)

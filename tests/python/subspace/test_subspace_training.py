@@ -8,6 +8,7 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -51,7 +52,14 @@ def _one_process(layers, stages, turn_every):
     return losses, model.state_dict(), model.subspace_basis
 
 
-def _train(r, name, layers, turn_every):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layers", "turn_every"),
+    [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
+    ids=["steps of the subspace", "interleaved"],
+)
+@on_ranks("quad", timeout=240)
+def test_four_processes_train_as_one(r, name, layers, turn_every):
     torch.set_num_threads(1)
     r.init("lowcomm")
     schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
@@ -84,16 +92,6 @@ def _train(r, name, layers, turn_every):
         off = max(abs(a - b) for a, b in zip(means, want, strict=True))
         assert off < 1e-12, off
         assert want[-1] < want[0] - 0.3  # it learns
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "layers", "turn_every"),
-    [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
-    ids=["steps of the subspace", "interleaved"],
-)
-def test_four_processes_train_as_one(quad, name, layers, turn_every):
-    quad(_train, name, layers, turn_every, timeout=240)
 
 
 def test_a_norm_of_one_stage_is_told(caplog):
