@@ -26,7 +26,6 @@ def _resident():
 
 def _steps(r, where, steps):
     r.init("lowcomm")
-    torch.set_num_threads(1)
     cache = lc.pipeline.Cache(**({"folder": Path(r.folder) / f"slots{r.rank}"} if where == "files" else {}))
     stage = lc.pipeline.Stage(
         case.module(r.rank), r.rank, r.size, torch.device("cpu"), forward="gauss4", backward="gauss4", cache=cache

@@ -32,30 +32,6 @@ def test_one_process(way):
     assert model.training
 
 
-@pytest.mark.parametrize("kind", case.FAMILIES)
-def test_one_process_of_a_family(kind):
-    pytest.importorskip("transformers", reason="no package transformers")
-    model, ids = _model(kind), case.ids(96)
-    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
-    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
-
-
-def test_sliding_windows():
-    pytest.importorskip("transformers", reason="no package transformers")
-    options = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
-    model, ids = lc.subspace.constrain(case.family("Qwen2", **options), case.RANK), case.ids(96)
-    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
-    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
-
-
-def test_draws_follow_the_seed():
-    stage, ids = lc.subspace.cut(_model("gpt"), 0, 1), case.ids()
-    one, again, other = (
-        lc.subspace.generate(stage, ids, max_new_tokens=NEW, temperature=1.0, seed=s) for s in (1, 1, 2)
-    )
-    assert torch.equal(one, again) and not torch.equal(one, other)
-
-
 def _as_the_page_writes_it(r):
     """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
     r.init("lowcomm")
@@ -162,19 +138,6 @@ def test_coded_coefficients(pair, coefficients):
     assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
 
 
-@on_ranks("pair")
-def test_other_prompts_on_a_stage(r):
-    r.init("lowcomm")
-    stage = lc.subspace.cut(_model("gpt"), r.rank, r.size)
-    expected = (
-        "stage 1 of 2: ids: expected the prompts of the stage before"
-        if r.rank
-        else "generate, call 1: stage 1 of 2: ValueError"
-    )
-    with pytest.raises(ValueError if r.rank else RuntimeError, match=expected):
-        lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
-
-
 @pytest.mark.parametrize("what", ["seed", "sigma", "version"])
 @on_ranks("pair")
 def test_another_subspace_on_a_stage(r, what):
@@ -187,36 +150,12 @@ def test_another_subspace_on_a_stage(r, what):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
 
 
-class _Frozen(GPT):
-    """A decoder with a frozen table of positions."""
-
-    def __init__(self, rows=40):
-        super().__init__(Config(width=case.WIDTH, layers=case.LAYERS, heads=4, context=48))
-        self.register_buffer("positions", torch.randn(rows, case.WIDTH, dtype=torch.float64))
-        self.double()
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.positions[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def _by_positions(model, ids, new):
-    for _ in range(new):
-        ids = torch.cat((ids, model(ids)[:, -1].argmax(-1, keepdim=True)), dim=1)
-    return ids
-
-
 @on_ranks("pair")
 def test_two_stages_generate_after_a_failure(r):
     """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing is heard by a time-out
-    torch.manual_seed(0)
-    model, ids = lc.subspace.constrain(_Frozen(), case.RANK), case.ids()
-    stage = lc.subspace.cut(model, r.rank, r.size)
-    with torch.no_grad():
-        want = _by_positions(model, ids, NEW)
+    model, ids = lc.subspace.constrain(case.Positions(rows=40), case.RANK), case.ids()
+    stage, want = lc.subspace.cut(model, r.rank, r.size), case.by_hand(model, ids, NEW)
     assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want)
 
     def fail(*_):
@@ -225,6 +164,12 @@ def test_two_stages_generate_after_a_failure(r):
 
     mistakes = [
         ("ids of one rank", {"ids": ids + 200 * (r.rank == 1)}, 1, r"stage 1 of \d: ids: expected 0...127"),
+        (
+            "other prompts",
+            {"ids": case.ids(seed=r.rank)},
+            None,
+            "stage 1 of 2: .*expected the prompts of the stage before",
+        ),
         (
             "a rank's number of tokens",
             {"max_new_tokens": 5 + (r.rank == 0)},
@@ -257,9 +202,7 @@ def test_two_stages_generate_after_a_failure(r):
             hook.remove()
         assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want), what
     # As many as there are places.
-    longest = lc.subspace.generate(stage, ids, max_new_tokens=31)
-    with torch.no_grad():
-        assert torch.equal(longest, _by_positions(model, ids, 31))
+    assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=31), case.by_hand(model, ids, 31))
 
 
 @on_ranks("pair")

@@ -25,7 +25,6 @@ def _step(schedule, x, y):
 
 
 def _killed_in_a_step(r, victim, gradients):
-    torch.set_num_threads(1)
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 4, torch.float32)
     x, y = pipelines._batch()
@@ -74,18 +73,12 @@ class _Run:
         """Takes part in a new group of all three."""
         _begin(self.r, group, 3, self.index)
         stage = lc.pipeline.Stage(self.module, self.index, 3, torch.device("cpu"))
-        self.schedule = Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+        self.schedule = Schedule1F1B(stage, pipelines.MICRO, loss_fn=case.loss)
         self.subspace = lc.subspace.Grassmann([stage], self.optimizer, every=EVERY)
         return self
 
     def train(self, steps):
-        for step in steps:
-            x, y = pipelines._batch(step)
-            self.optimizer.zero_grad()
-            _step(self.schedule, x, y)
-            self.optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
-            self.optimizer.step()
-            self.subspace.step()
+        pipelines.train(steps, self.schedule, self.optimizer, self.subspace)
 
     def parts(self):
         return {"module": self.module, "optimizer": self.optimizer, "subspace": self.subspace}
@@ -127,7 +120,6 @@ def _spoil(subspace, phase):
 
 def _killed_in_a_switch(r, phase, victim):
     """All survivors have one version; with a checkpoint and a new rank in the victim's place all go on to the bit."""
-    torch.set_num_threads(1)
     if r.rank == 3:
         r.hear("survived")
         run = _Run(r, victim).join("whole")

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
-from torch.nn import functional
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.basis import Basis
@@ -15,25 +14,33 @@ from torch_lowcomm.subspace.basis import Basis
 MICRO = 4
 
 
-def loss(logits, target):
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
 def pipeline(r, name, layers, dtype, wrap=lambda part: part, constraint=None, **options):
     """(schedule, this rank's stages) of a constrained GPT under a schedule of torch."""
     kind, per_rank = stages_case.SCHEDULES[name]
-    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK, **(constraint or {}))
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), **{"rank": case.RANK, **(constraint or {})})
     count = r.size * per_rank
     stages = [
         lc.pipeline.Stage(wrap(lc.subspace.cut(model, i, count, **options)), i, count, torch.device("cpu"))
         for i in stages_case.indices(r.rank, r.size, name)
     ]
-    return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=loss), stages
+    return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=case.loss), stages
 
 
 def _batch(step=0):
     text = case.ids(batch=2 * MICRO, time=case.TIME + 1, seed=step)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def train(steps, schedule, optimizer, subspace=None, group=None):
+    """Steps of all stages, with clipping and steps of the subspace."""
+    for step in steps:
+        x, y = _batch(step)
+        optimizer.zero_grad()
+        lc.pipeline.step(schedule, x, target=y, ids=x)
+        optimizer.clip_grad_norm(1.0, stages=group or dist.group.WORLD)
+        optimizer.step()
+        if subspace is not None:
+            subspace.step()
 
 
 def _whole(layers, dtype):
@@ -93,25 +100,28 @@ def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
     pair(_bytes, coefficients, bytes_a_token, bytes_a_token)
 
 
-@pytest.mark.parametrize("what", ["ids", "basis", "boundary"])
+OTHERS = {  # option of a stage, and what is named
+    "sigma": "boundary",
+    "free_blocks": "free_blocks",
+    "rank": "coefficients",
+    "": "basis",
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
 @on_ranks("pair")
-def test_stages_that_differ_stop_with_both_values(r, what):
+def test_stages_that_differ_stop_with_both_values(r, option):
     r.init("lowcomm")
-    constraint = {"sigma": 0.5 + r.rank} if what == "boundary" else {}
-    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32, constraint=constraint)
+    schedule, (stage,) = pipeline(r, "1F1B", 4, torch.float32, constraint={option: 1 + r.rank} if option else {})
     x, y = _batch()
-    if what != "boundary":
+    if not option:
         lc.pipeline.step(schedule, x, target=y, ids=x)
-    ids = x
-    if r.rank == 1 and what == "ids":
-        ids = x.roll(1, 0)
-    if r.rank == 1 and what == "basis":
+    if r.rank == 1 and not option:
         stage.submod.subspace_basis.change(Basis(case.WIDTH, case.RANK, seed=9).vectors)
-    with pytest.raises(
-        (ValueError, RuntimeError), match=f"{what}: expected the same (as at the stage before|on both sides)"
-    ):
-        lc.pipeline.step(schedule, x, target=y, ids=ids)
-        lc.pipeline.step(schedule, x, target=y, ids=ids)  # of a rank whose part of the first one was over
+    said = f"{OTHERS[option]}: expected the same (as at the stage before|on both sides)"
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        lc.pipeline.step(schedule, x, target=y, ids=x)
+        lc.pipeline.step(schedule, x, target=y, ids=x)  # of a rank whose part of the first one was over
 
 
 @on_ranks("pair")
@@ -141,7 +151,7 @@ def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(r, given):
     part = lc.subspace.cut(model, r.rank, r.size, coefficients="minmax8:bucket=64")
     stage = lc.pipeline.Stage(part, r.rank, r.size, torch.device("cpu"), **given)
     x, y = _batch()
-    lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, MICRO, loss_fn=loss), x, target=y, ids=x)
+    lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, MICRO, loss_fn=case.loss), x, target=y, ids=x)
     way = ("forward", "backward")[r.rank]
     exact = lc.stats()[dist.group.WORLD.group_name][f"send {way} boundary 0"]["exact_calls"]
     assert exact == (MICRO if given.get(way) == "none" else 0)

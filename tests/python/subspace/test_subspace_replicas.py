@@ -12,7 +12,7 @@ from torch.distributed.pipelining import Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
-from torch_lowcomm.subspace.grassmann import GradientSum, turned
+from torch_lowcomm.subspace.grassmann import GradientSum
 from torch_lowcomm.subspace.weights import constrained_weights
 
 LAYERS, MICRO, STEPS, LR, CLIP, EVERY = 4, pipelines.MICRO, 6, 1e-2, 0.1, 3
@@ -29,7 +29,7 @@ def _replicated(module, mesh):
     return DistributedDataParallel(module, process_group=mesh.get_group("replica"), find_unused_parameters=True)
 
 
-def _plain(module, mesh):
+def _plain(module, *_):
     return module
 
 
@@ -39,8 +39,7 @@ INSIDE = {"FSDP2": _sharded, "DDP": _replicated}
 class _Run:
     """This rank's stage of one of two replicas, each with half of a batch."""
 
-    def __init__(self, r, wrap, *, dtype=torch.float64, change=lambda module: module):
-        torch.set_num_threads(1)
+    def __init__(self, r, wrap, *, dtype=torch.float64, change=_plain):
         r.init("lowcomm")
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
         self.replica, index = self.mesh.get_local_rank("replica"), self.mesh.get_local_rank("stage")
@@ -49,7 +48,7 @@ class _Run:
         self.part = lc.subspace.cut(model, index, 2)
         self.module = wrap(self.part, self.mesh)
         self.stage = lc.pipeline.Stage(self.module, index, 2, torch.device("cpu"), group=self.stages)
-        self.schedule = Schedule1F1B(self.stage, MICRO, loss_fn=pipelines.loss)
+        self.schedule = Schedule1F1B(self.stage, MICRO, loss_fn=case.loss)
 
     def backward(self, step):
         x, y = (half.chunk(2)[self.replica] for half in _batch(step))
@@ -99,11 +98,7 @@ def test_inside_a_stage(r, how):
             other.step()
             other.zero_grad()
         if subspace.step():
-            basis = model.subspace_basis
-            new = turned(basis.vectors, seen.total, 1.0)
-            one.change_basis(basis.vectors.clone(), new)
-            basis.change(new)
-            seen.total = None
+            case.turn(model, one, seen)
     assert clipped == STEPS and subspace.version == STEPS // EVERY
     assert (run.part.subspace_basis.vectors - model.subspace_basis.vectors).abs().max() < 1e-10
     want = dict(model.named_parameters())
@@ -124,14 +119,10 @@ def _hooked(module, mesh):
     return wrapped
 
 
-def _free(model):
-    return model
-
-
 def _sent(r, how):
     """A step's bytes of the average over replicas: of weights, and of their coordinates."""
     found = []
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = _Run(r, _hooked if how == "ddp" else _plain, dtype=torch.float32, change=change)
         optimizer = lc.SubspaceAdamW(run.module, lr=LR)
         if how == "diloco":
@@ -172,13 +163,13 @@ def _weights(part):
 def test_averages_of_coordinates(r):
     """Averages of coordinates are the coordinates of averages, of gradients by DDP and of parameters by DiLoCoX."""
     runs = {}
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = runs[change] = _Run(r, _replicated, change=change)
         run.backward(0)
         dist.destroy_process_group()
     whole, coordinates = (dict(runs[change].module.named_parameters()) for change in runs)
     vectors, compared = run.part.subspace_basis.vectors, 0
-    for weight in constrained_weights(runs[_free].module):
+    for weight in constrained_weights(runs[_plain].module):
         other = coordinates[weight.name.replace(".weight", ".coordinates")]
         assert case.apart(other.grad, weight.coordinates(weight.parameter.grad, vectors)) < 1e-12, weight.name
         compared += 1
@@ -187,7 +178,7 @@ def test_averages_of_coordinates(r):
         assert case.apart(coordinates[name].grad, whole[name].grad) < 1e-11, name
 
     found = {}
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = _Run(r, _plain, change=change)
         inner = torch.optim.SGD(run.module.parameters(), lr=0.3)
         optimizer = lc.DiLoCoX(inner, 2, mesh=run.mesh, mode="sync", codec=None)
@@ -201,6 +192,6 @@ def test_averages_of_coordinates(r):
         found[change] = _weights(run.part)
         dist.destroy_process_group()
     for name, value in found[lc.subspace.reparam].items():
-        off = case.apart(value, found[_free][name])
+        off = case.apart(value, found[_plain][name])
         assert off < 1e-6, (name, off)  # pseudo-gradients travel in float32
         assert case.apart(value, before[name]) > 1e-4, name

@@ -44,11 +44,7 @@ def _one_process(layers, stages, turn_every):
         optimizer.clip_grad_norm(CLIP)
         optimizer.step()
         if turn_every and (step + 1) % turn_every == 0:
-            basis = model.subspace_basis
-            new = turned(basis.vectors, seen.total, 1.0)
-            optimizer.change_basis(basis.vectors.clone(), new)
-            basis.change(new)
-            seen.total = None
+            case.turn(model, optimizer, seen)
     return losses, model.state_dict(), model.subspace_basis
 
 
@@ -60,20 +56,17 @@ def _one_process(layers, stages, turn_every):
 )
 @on_ranks("quad", timeout=240)
 def test_four_processes_train_as_one(r, name, layers, turn_every):
-    torch.set_num_threads(1)
     r.init("lowcomm")
     schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
     modules = nn.ModuleList(stage.submod for stage in stages)
     optimizer = lc.SubspaceAdamW(modules, lr=LR)
     subspace = lc.subspace.Grassmann(stages, optimizer, every=turn_every) if turn_every else None
-    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
-    means = []
+    last, means = any(s.is_last for s in stages), []
     for step in range(STEPS):
         x, y = _batch(step)
         optimizer.zero_grad()
         losses = []
-        keywords = {"target": y, "losses": losses} if last else {}
-        schedule.step(*((x,) if first else ()), ids=x, **keywords)
+        lc.pipeline.step(schedule, x, target=y, ids=x, losses=losses)
         means.append(torch.stack(losses).mean().item() if last else 0.0)
         optimizer.clip_grad_norm(CLIP, stages=dist.group.WORLD)
         optimizer.step()
