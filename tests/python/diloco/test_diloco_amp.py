@@ -44,7 +44,6 @@ def _scaled_steps(model, optimizer, rank, unscale, bad=None, steps=STEPS):
 @on_ranks("pair")
 def test_a_scaled_step_is_the_inner_ones(r, unscale, inner):
     """Up to the first outer step, wrapped and not."""
-    r.init()
     model, optimizer = _make(**inner)
     plain, alone = _make(**inner)
     wrapped = lc.DiLoCoX(optimizer, 100, model=model)
@@ -57,10 +56,9 @@ def test_a_scaled_step_is_the_inner_ones(r, unscale, inner):
 
 
 @pytest.mark.parametrize("mode", ["sync", "continue"])
-@on_ranks("pair")
+@on_ranks("pair", group={"timeout_s": 20})
 def test_a_rank_that_skips_a_step_keeps_up(r, mode):
     """Rank 1 skips a step, rank 0 does not: both have made as many outer steps, and neither waits."""
-    r.init(timeout_s=20)
     model, optimizer = _make()
     wrapped = lc.DiLoCoX(optimizer, EVERY, mode=mode, model=model)
     _scaled_steps(model, wrapped, r.rank, False, BAD if r.rank == 1 else None)

@@ -16,7 +16,10 @@ import torch_lowcomm as lc
 DEADLINE_S = 90
 
 
-def _killed(r, port, mode):
+@pytest.mark.later
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_goes_on_without_a_killed_machine(r, port, mode):
     """One of three is killed between outer steps; the others go on by themselves."""
     members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode=mode)
@@ -36,15 +39,8 @@ def _killed(r, port, mode):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("mode", ["sync", "continue"])
-def test_goes_on_without_a_killed_machine(store, mode):
-    results = ranks.run_ranks(_killed, 3, store.port, mode, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    (first, steps), (second, others) = results[0], results[1]
-    assert steps == others
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _stopped(r, port):
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_fences_off_a_machine_that_wakes_up(r, port):
     """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
     trained = TrainingResult(members, r.rank, mode="continue")
@@ -71,13 +67,6 @@ def _stopped(r, port):
     outer = trained.outer()
     members.leave()
     return outer
-
-
-@pytest.mark.later
-def test_fences_off_a_machine_that_wakes_up(store):
-    results = ranks.run_ranks(_stopped, 3, store.port, timeout=DEADLINE_S)
-    for outer in results:
-        assert all(torch.equal(a, b) for a, b in zip(outer, results[0], strict=True))
 
 
 @ranks.on_ranks(2, timeout=DEADLINE_S)
@@ -110,7 +99,9 @@ def test_refuses_a_machine_that_runs_something_else(r, port):
     members.leave()
 
 
-def _resumed(r, port):
+@pytest.mark.later
+@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+def test_resumes_with_other_machines(r, port):
     """Two machines train and save; one of them is all that comes back, at first."""
     members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode="sync")
@@ -142,12 +133,6 @@ def _resumed(r, port):
     ended = back.outer()
     again.leave()
     return ended
-
-
-@pytest.mark.later
-def test_resumes_with_other_machines(store):
-    first, second = ranks.run_ranks(_resumed, 2, store.port, timeout=DEADLINE_S)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})

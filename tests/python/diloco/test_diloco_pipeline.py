@@ -93,7 +93,7 @@ def test_stages_agree_on_the_interval(quad):
         assert interval == max(2, round(6 * (first + second) / 2 / 6))
 
 
-@on_ranks("quad")
+@on_ranks("quad", group=None)
 def test_stages_are_resumed(r):
     """Stages saved into one distributed checkpoint while averages are under way; their tensors have the same names."""
 

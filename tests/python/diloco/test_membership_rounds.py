@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 import ranks
-import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
 from membership_rounds import Beat, client, rounds_at
@@ -228,7 +227,9 @@ def test_a_machine_that_has_given_up_holds_nobody_up(r, port):
 STEP_S = 0.4
 
 
-def _long_interval(r, port):
+@pytest.mark.slow
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_a_machine_that_comes_waits_while_the_others_train(r, port):
     """An interval is longer than patience and time-out: a machine that comes waits until those that train let it in."""
     deadlines = {"min_machines": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}
     options = {"mode": "sync", "sync_every": 10}
@@ -255,10 +256,3 @@ def _long_interval(r, port):
     members.leave()
     assert not trained.lost
     return outer
-
-
-@pytest.mark.slow
-def test_a_machine_that_comes_waits_while_the_others_train(store):
-    first, *others = ranks.run_ranks(_long_interval, 3, store.port, timeout=DEADLINE_S)
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

@@ -33,7 +33,6 @@ def _step(r, stage, x, y, order, samples=None, **options):
 
 @on_ranks("quad")
 def test_the_whole_models_gradients_on_four_ranks(r):
-    r.init("lowcomm")
     x, y = case.batch()
     model, stage = case.whole(r.size), case.module(r.rank)
     for part, target in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), strict=True):
@@ -52,7 +51,6 @@ def _rows(cache, peer, sends):
 
 @on_ranks("quad")
 def test_both_ends_remember_the_same(r):
-    r.init("lowcomm")
     cache = lc.pipeline.Cache()
     stage = case.module(r.rank)
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.05)
@@ -60,8 +58,7 @@ def test_both_ends_remember_the_same(r):
         _step(r, stage, x, y, "forward", samples, cache=cache, **case.CODED)
         optimizer.step()
         optimizer.zero_grad()
-    rows = [None] * r.size
-    dist.all_gather_object(rows, [_rows(cache, r.rank + 1, True), _rows(cache, r.rank - 1, False)])
+    rows = case.gathered([_rows(cache, r.rank + 1, True), _rows(cache, r.rank - 1, False)])
     for (sent, _), (_, received) in itertools.pairwise(rows):
         assert sent == received
         assert [row[2] for row in sent] == [3] * case.SAMPLES
@@ -76,7 +73,6 @@ def test_both_ends_remember_the_same(r):
 @on_ranks("pair")
 def test_several_tensors_and_evaluation(r):
     """Three tensors: two floats of which one is unused in the loss, one of integers; receives posted ahead; evaluation."""
-    r.init("lowcomm")
     edge = lc.pipeline.Edge(1 - r.rank, 7)
     weight = torch.arange(6.0).view(2, 3).requires_grad_()
     numbers = torch.tensor([[3], [4]])
@@ -106,7 +102,6 @@ def test_several_tensors_and_evaluation(r):
 
 @on_ranks("pair")
 def test_errors_reach_both_ends_and_both_go_on(r):
-    r.init("lowcomm")
     cache = lc.pipeline.Cache()
     edge = lc.pipeline.Edge(1 - r.rank, cache=cache, **case.CODED)
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -121,8 +116,7 @@ def test_errors_reach_both_ends_and_both_go_on(r):
             edge.finish()
 
     def equal():
-        rows = [None, None]
-        dist.all_gather_object(rows, _rows(cache, 1 - r.rank, r.rank == 0))
+        rows = case.gathered(_rows(cache, 1 - r.rank, r.rank == 0))
         assert rows[0] == rows[1] and len(rows[0]) == 4
 
     with pytest.raises(ValueError, match="expected samples= with a cache, and none without, got no samples with one"):
@@ -161,10 +155,9 @@ def test_errors_reach_both_ends_and_both_go_on(r):
     dist.destroy_process_group()
 
 
-@on_ranks("pair")
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
 def test_ends_that_differ_in_gradients_are_named(r):
     """One end with gradients and one without: both hear of it with the message, and go on after a reset."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
     edge = lc.pipeline.Edge(1 - r.rank)
     x = torch.ones(3, 5, requires_grad=True)
     for with_gradients in (0, 1):

@@ -11,10 +11,6 @@ import torch_lowcomm as lc
 MICRO = 8
 
 
-def _batch():
-    return tuple(torch.stack(part) for part in zip(*case.data()[: 2 * MICRO], strict=True))
-
-
 def _stage(r, **options):
     return lc.pipeline.Stage(case.module(r.rank), r.rank, r.size, torch.device("cpu"), **options)
 
@@ -46,8 +42,7 @@ def _order(first):
 
 @on_ranks("pair")
 def test_two_stages_have_torchs_gradients_in_another_order(r):
-    r.init("lowcomm")
-    x, y = _batch()
+    x, y = case.batch(rows=2 * MICRO)
     expected = None
     kinds = [pipelining.ScheduleGPipe, pipelining.Schedule1F1B] + 4 * [lc.pipeline.Schedule1F1B]
     for kind, ahead in zip(kinds, (None, None, 0, 1, 2, MICRO), strict=True):
@@ -73,8 +68,7 @@ def test_two_stages_have_torchs_gradients_in_another_order(r):
 @on_ranks("pair")
 def test_changes_are_those_of_torchs_schedule(r):
     """Changes do not depend on the order in which forwards and backwards alternate."""
-    r.init("lowcomm")
-    x, y = _batch()
+    x, y = case.batch(rows=2 * MICRO)
     found = []
     for kind in (pipelining.Schedule1F1B, lc.pipeline.Schedule1F1B):
         stage = _stage(r, cache=lc.pipeline.Cache(), window=3, **case.CODED)
@@ -94,7 +88,6 @@ def test_changes_are_those_of_torchs_schedule(r):
 def test_mistakes_are_named(r):
     from torch.distributed.pipelining import PipelineStage
 
-    r.init("lowcomm")
     torchs = PipelineStage(case.module(r.rank), r.rank, r.size, torch.device("cpu"))
     with pytest.raises(TypeError, match="expected an lc.pipeline.Stage, got PipelineStage"):
         lc.pipeline.Schedule1F1B(torchs, MICRO)

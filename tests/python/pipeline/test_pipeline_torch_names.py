@@ -79,7 +79,6 @@ def test_what_is_overridden_takes_what_it_took():
 @pytest.mark.parametrize("name", case.NAMES)
 @on_ranks("pair")
 def test_torch_has_them(r, name):
-    r.init("lowcomm")
     schedule, stages = case.build(r.rank, r.size, name)
     for stage in stages:
         for attribute in names.STAGE:

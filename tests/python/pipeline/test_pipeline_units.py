@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import stages_case as case
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from torch.distributed import pipelining
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -146,7 +144,6 @@ def _received(r, channel, cache, options, *, changed):
 
 @on_ranks("pair")
 def test_a_remembered_token_tells_of_no_other(r):
-    r.init("lowcomm")
     channel = 0
     for cached in (False, True):
         for options in ({"forward": "gauss4"}, {"forward": "minmax4:bucket=256"}, {"forward": "gauss2"}):
@@ -162,20 +159,8 @@ def test_a_remembered_token_tells_of_no_other(r):
                 assert bool((before[1] != after[1]).any()) == cached, options
 
 
-@on_ranks("pair")
-def test_stages_of_two_units_are_refused(r):
-    r.init("lowcomm")
-    unit = ("token", "sample")[r.rank]
-    stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 2, torch.device("cpu"), unit=unit)
-    schedule = pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
-    x, y = case.batch()
-    with pytest.raises(ValueError, match=r"boundary 0: unit: expected the same on both sides"):
-        lc.pipeline.step(schedule, x, target=y)
-
-
-@on_ranks("pair")
+@on_ranks("pair", group={"pg_options": lc.Options(policy="p2p=gauss4", min_bytes=0)})
 def test_sends_under_a_policy_that_tie_tokens_are_counted(r):
-    r.init("lowcomm", pg_options=lc.Options(policy="p2p=gauss4", min_bytes=0))
     for x in (torch.zeros(2, 9, 48), torch.zeros(2, 9, 512), torch.zeros(18, 48)):
         dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
     if r.rank == 0:
@@ -231,7 +216,6 @@ def test_units_whose_codes_are_longer_travel_exact(codec):
 
 @on_ranks("pair")
 def test_a_number_a_token_travels_exact(r):
-    r.init("lowcomm")
     edge = lc.pipeline.Edge(1 - r.rank, forward="gauss4")
     x, mask = torch.randn(2, 9, 48), torch.rand(2, 9, 1, generator=torch.Generator().manual_seed(1))
     if r.rank == 0:

@@ -10,23 +10,6 @@ DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
-def test_refuses_a_living_machines_id(r, port):
-    if r.rank == 1:
-        r.hear("first", DEADLINE_S)
-        with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            Machine(port, "same", min_machines=1).join()
-        r.say("refused")
-        return
-    machine = Machine(port, "same", min_machines=1).join()
-    machine.until(3)
-    r.say("first")
-    while not r.path("refused").exists():
-        machine.step()
-    assert machine.exchange.stats()["void"] == 0
-    machine.exchange.leave()
-
-
 def _spoilt(machine, how):
     """This machine's message of iteration AT, or nearly."""
     if how in ("iteration", "length"):

@@ -23,34 +23,11 @@ DEADLINE_S = 120
 PATIENT = {"lost_after_s": 10.0, "deadline_least_s": 20.0}  # nobody is dropped for being slow
 
 
-def _run(r, port, iterations, options):
-    machine = Machine(port, f"machine{r.rank}", min_machines=r.size, **options).join()
-    before = machine.validation()
-    machine.until(iterations)
-    ended = machine.core.checksum(), machine.exchange.stats(), machine.core.log, machine.validation() / before
-    machine.exchange.leave()
-    return ended
-
-
-def test_machines_end_alike(store):
-    iterations, size, samples = 40, 3, 2
-    options = {"samples": samples} | PATIENT
-    ends = ranks.run_ranks(_run, size, store.port, iterations, options, timeout=DEADLINE_S)
-    assert len({(checksum, log) for checksum, _, log, _ in ends}) == 1
-    for _, stats, _, fell in ends:
-        assert stats["machines"] == size
-        assert stats["void"] == stats["dropped"] == 0
-        assert stats["sent_bytes"] > 0 < stats["received_bytes"]
-        assert fell < 0.9
-
-
 def _counted(r, port, iterations, samples):
     machine = Machine(port, f"office-{r.rank}", min_machines=r.size, samples=samples, lost_after_s=60.0).join()
     machine.until(iterations)
     sent = machine.exchange.stats()["sent_bytes"]
-    r.say(f"ended{r.rank}")
-    for other in range(r.size):
-        r.hear(f"ended{other}", DEADLINE_S)
+    r.meet_at("ended", DEADLINE_S)
     machine.exchange.leave()
     return sent
 
@@ -80,7 +57,9 @@ def test_what_is_agreed_is_short():
             Commit.decode(short)
 
 
-def _late(r, port, chunk):
+@pytest.mark.parametrize("chunk", [8, 256])
+@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+def test_lets_two_late_machines_in_at_once(r, port, chunk):
     """Two machines come at once when two are at it, with the first weights: they download bytes, and no weights."""
     if r.rank >= 2:
         r.hear("begun", DEADLINE_S)
@@ -92,14 +71,9 @@ def _late(r, port, chunk):
         if r.rank == 0:
             r.say("begun")
     ended = end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)
-    return ended, machine.exchange.stats(), machine.core.log
-
-
-@pytest.mark.parametrize("chunk", [8, 256])
-def test_lets_two_late_machines_in_at_once(store, chunk):
-    ends = ranks.run_ranks(_late, 4, store.port, chunk, timeout=DEADLINE_S)
-    assert len({(ended, log) for ended, _, log in ends}) == 1
-    assert all(stats["void"] == stats["dropped"] == 0 for _, stats, _ in ends)
+    stats = machine.exchange.stats()
+    assert stats["void"] == stats["dropped"] == 0 < stats["received_bytes"]
+    return ended, machine.core.log
 
 
 def _keys(store):
@@ -108,20 +82,14 @@ def _keys(store):
     return collections.Counter(re.sub(r"[0-9].*|(?<=beat/).*", "", name).rstrip("/") for name in names)
 
 
-def _meet(r, where):
-    r.say(f"{where}, {r.rank}")
-    for other in range(r.size):
-        r.hear(f"{where}, {other}", DEADLINE_S)
-
-
 def _watched(r, port):
     machine = Machine(port, f"machine{r.rank}", chunk=4).join()
     counts = []
     for iteration in (20, 60, 100):
         machine.until(iteration)
-        _meet(r, f"at {iteration}")
+        r.meet_at(f"at {iteration}", DEADLINE_S)
         counts.append(_keys(machine.store))
-        _meet(r, f"counted at {iteration}")
+        r.meet_at(f"counted at {iteration}", DEADLINE_S)
     machine.exchange.leave()
     return counts, machine.core.log
 
@@ -158,8 +126,11 @@ def test_keys_stay_few(store):
     assert ends[0][1].startswith(b"".join(chunks))
 
 
-def _beyond_the_log(r, port, folder):
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_snapshots_bound_the_log(r, port, tmp_path, shared):
     """A machine comes with the first weights when the log begins later: it takes a snapshot."""
+    folder = str(tmp_path) if shared else None
     options = {"chunk": 4, "snapshot_every": 8, "snapshots": folder}
     if r.rank == 2:
         r.hear("begun", DEADLINE_S)
@@ -176,15 +147,10 @@ def _beyond_the_log(r, port, folder):
             assert not machine.store.check(["lowcomm/replay/chunk/0"])
             assert machine.store.check(["lowcomm/replay/chunk/11"])
             r.say("begun")
-    return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
-def test_snapshots_bound_the_log(store, tmp_path, shared):
-    folder = str(tmp_path) if shared else None
-    ends = ranks.run_ranks(_beyond_the_log, 3, store.port, folder, timeout=DEADLINE_S)
-    assert len(set(ends)) == 1
+    ended = end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
+    r.meet_at("left", DEADLINE_S)
     assert len(list(tmp_path.iterdir())) == (2 if shared else 0)
+    return ended
 
 
 def _spoilt_weights(r, port, resync):
@@ -290,7 +256,8 @@ def test_names_who_is_there(r, port):
         Machine(port, "only", timeout=timedelta(seconds=1)).join()
 
 
-def _rates(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_the_longest_members_learning_rate_counts(r, port):
     """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
     if r.rank == 1:
         r.hear("begun", DEADLINE_S)
@@ -305,16 +272,12 @@ def _rates(r, port):
         machine.until(machine.core.iteration + 10)
         r.say("leaving", machine.core.iteration)
         machine.exchange.leave()
-        return None
+        return
     while not r.path("leaving").exists():
         machine.step()
     machine.until(int(r.hear("leaving", DEADLINE_S)) + 5)
     machine.exchange.leave()
-    return [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
-
-
-def test_the_longest_members_learning_rate_counts(store):
-    steps = ranks.run_ranks(_rates, 2, store.port, timeout=DEADLINE_S)[1]
+    steps = [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
     both = [lr for lr, machines in steps if machines == 2]
     assert set(both) == {2.0**-7} and len(both) >= 10
     assert steps[-1] == (2.0**-8, 1)

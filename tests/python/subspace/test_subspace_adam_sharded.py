@@ -36,7 +36,6 @@ def _cut(model, index, count):
 @on_ranks("quad")
 def test_stages_are_one_process(r):
     """20 steps with clipping: a stage's weights have the bits of those of one process with the same gradients."""
-    r.init()
     whole, model = (fresh(torch.float32, blocks=2 * r.size) for _ in range(2))
     stage = _cut(model, r.rank, r.size)
     one = lc.SubspaceAdamW(whole, **SETTINGS)
@@ -91,7 +90,6 @@ def _whole(model):
 @pytest.mark.parametrize(("dtype", "variant"), [(torch.float64, "project_all"), (torch.float32, "rows")], ids=str)
 @on_ranks("pair")
 def test_shards_are_one_process(r, dtype, variant):
-    r.init()
     mesh = init_device_mesh("cpu", (r.size,))
     model, optimizer = _sharded(dtype, mesh, variant)
     plain = fresh(dtype)
@@ -130,7 +128,6 @@ def _one_process(model, optimizer, plain):
 @on_ranks("trio")
 def test_uneven_shards(r):
     """Shards of 24 rows on 3 ranks, of 50 too, and of 4 rows, which leave a rank without any."""
-    r.init()
     torch.manual_seed(7)
     model = small.Decoder(small.Basis(4, 2), width=4, hidden=7)
     plain = copy.deepcopy(model)
@@ -141,14 +138,12 @@ def test_uneven_shards(r):
 @on_ranks("quad")
 def test_replicas_of_shards(r):
     """HSDP: two replicas of two shards; W_p1, W_p2 and T_S are sums over the shards of one replica."""
-    r.init()
     _one_process(*_sharded(torch.float64, init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))), fresh())
 
 
 @on_ranks("pair")
 def test_shards_of_coordinates(r):
     """FSDP2 shards coordinates along the inputs of a linear module, and an embedding's along its tokens."""
-    r.init()
     mesh = init_device_mesh("cpu", (r.size,))
     model, plain = lc.subspace.reparam(fresh()), fresh()
     along_k = lc.subspace.reparam(fresh())
@@ -173,7 +168,6 @@ def test_shards_of_coordinates(r):
 @on_ranks("pair")
 def test_checkpoints_of_shards(r):
     """By distributed checkpoints with the same bits, and from two ranks to one process."""
-    r.init()
     mesh = init_device_mesh("cpu", (r.size,))
     model, optimizer = _sharded(torch.float32, mesh)
     _train(model, optimizer, range(5))
@@ -204,7 +198,6 @@ def test_checkpoints_of_shards(r):
 
 @on_ranks("pair")
 def test_gradients_of_shards(r):
-    r.init()
     model, _ = _sharded(torch.float64, init_device_mesh("cpu", (r.size,)))
     plain = fresh()
     for net in (model, plain):

@@ -91,7 +91,6 @@ def _not_a_number(r, stage, x):
 @on_ranks("pair")
 def test_a_nan_in_an_activation_is_refused(r, coefficients):
     """A NaN in an activation is refused whatever coefficients travel as; both ranks hear of it, and go on without."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients=coefficients)
     x, y = pipelines._batch()
     _step(r, schedule, x, y)
@@ -122,7 +121,6 @@ class _Spoilt(torch.autograd.Function):
 @on_ranks("pair")
 def test_a_gradient_that_is_not_finite(r):
     """Exact gradients pass as torch's do, for a gradient scaler to see; clip_grad_norm tells all stages."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
     optimizer = lc.SubspaceAdamW(stage.submod)
     if r.rank == 1:
@@ -159,7 +157,6 @@ class _Optimizer:
 @on_ranks("trio")
 def test_a_switch_that_fails_leaves_one_version(r, when):
     """A rank fails before or after the others have changed; `resume` brings all to one version."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 3, torch.float64)
     optimizer = _Optimizer()
     subspace = lc.subspace.Grassmann([stage], optimizer, every=1)
@@ -183,7 +180,6 @@ def test_a_switch_that_fails_leaves_one_version(r, when):
 @on_ranks("pair")
 def test_an_older_checkpoint_is_named(r):
     """A rank restarted from an older checkpoint is told so, on all ranks."""
-    r.init("lowcomm")
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
     subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=1)
     if r.rank == 0:
@@ -192,10 +188,9 @@ def test_an_older_checkpoint_is_named(r):
         subspace.resume()
 
 
-@on_ranks("pair")
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's
 def test_other_intervals_are_named(r):
     """Before any rank waits for a switch that another one does not make."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
     subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=2 + r.rank)
     for call in (subspace.step, subspace.resume):

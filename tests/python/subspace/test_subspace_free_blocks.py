@@ -182,14 +182,18 @@ def test_a_checkpoint_of_other_free_blocks_is_refused():
         lc.subspace.merge_states([case.cuts(again, 2)[0].state_dict(), case.cuts(other, 2)[1].state_dict()])
 
 
+def _stepped(free, **options):
+    """A decoder and its optimizer after a step."""
+    model, ids = _constrained(free), case.ids()
+    optimizer = lc.SubspaceAdamW(model, **options)
+    model(ids, ids).backward()
+    optimizer.step()
+    return model, optimizer
+
+
 @pytest.mark.parametrize("variant", ["rows", "project_all"])
 def test_moments_of_other_free_blocks_are_refused(variant):
-    ids, optimizers = case.ids(), {}
-    for free in (1, 2):
-        model = _constrained(free)
-        optimizers[free] = lc.SubspaceAdamW(model, variant=variant)
-        model(ids, ids).backward()
-        optimizers[free].step()
+    optimizers = {free: _stepped(free, variant=variant)[1] for free in (1, 2)}
     before = copy.deepcopy(optimizers[2].state_dict())
     message = "free_blocks: expected the state of a decoder with free_blocks=2, got one with free_blocks=1"
     with pytest.raises(ValueError, match=message):
@@ -202,13 +206,7 @@ def test_moments_of_other_free_blocks_are_refused(variant):
 
 def test_a_distributed_checkpoint_of_other_free_blocks_is_refused(tmp_path):
     """Which is read in place: the model's number is none of the tensors that are written to."""
-    ids, runs = case.ids(), {}
-    for free in (1, 2):
-        model = _constrained(free)
-        optimizer = lc.SubspaceAdamW(model)
-        model(ids, ids).backward()
-        optimizer.step()
-        runs[free] = model, optimizer
+    runs = {free: _stepped(free) for free in (1, 2)}
     state = {"model": runs[1][0].state_dict(), "optimizer": get_optimizer_state_dict(*runs[1])}
     dcp.save(state, checkpoint_id=tmp_path)
     model, _ = runs[2]
@@ -238,7 +236,6 @@ def test_coordinates_of_a_stage_of_free_blocks():
 @on_ranks("quad", timeout=120)
 def test_stages_with_free_blocks_train(r, how):
     """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
-    r.init("lowcomm")
     layers, options, sizes = {"a free stage": (4, {}, None), "freed": (6, {"free_blocks": 0}, [1, 1, 1, 3])}[how]
     freed = how == "freed"
     model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK, sigma=1.0, **options)

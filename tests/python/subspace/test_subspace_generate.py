@@ -32,9 +32,11 @@ def test_one_process(way):
     assert model.training
 
 
-def _as_the_page_writes_it(r):
+@on_ranks("pair")
+def test_as_the_page_writes_it(r):
     """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
-    r.init("lowcomm")
+    page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
+    assert "`lc.subspace.generate(stage, prompts, max_new_tokens=100)`" in page and "stage = lc.pipeline.Stage(" in page
     group, index, count, device = dist.new_group([0, 1]), r.rank, r.size, torch.device("cpu")
     model, prompts = _model("gpt"), case.ids()
     part = lc.subspace.cut(model, index, count)
@@ -48,12 +50,6 @@ def _as_the_page_writes_it(r):
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
     assert torch.equal(lc.subspace.generate(stage, prompts, max_new_tokens=NEW), tokens) and stage.submod.training
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
-
-
-def test_as_the_page_writes_it(pair):
-    page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
-    assert "`lc.subspace.generate(stage, prompts, max_new_tokens=100)`" in page and "stage = lc.pipeline.Stage(" in page
-    pair(_as_the_page_writes_it)
 
 
 def _count(r):
@@ -72,7 +68,6 @@ def _count(r):
 
 @on_ranks("quad")
 def test_four_stages(r):
-    r.init("lowcomm")
     model, ids = _model("gpt"), case.ids()
     stage = lc.subspace.cut(model, r.rank, r.size)
     for i, options in enumerate((GREEDY, SAMPLED)):
@@ -105,7 +100,6 @@ def test_caches_of_stages(kind):
 @on_ranks("pair")
 def test_more_tokens_than_chunks(r):
     """More tokens than an edge has chunks, in single precision."""
-    r.init("lowcomm")
     torch.manual_seed(0)
     model = lc.subspace.constrain(GPT(Config(width=16, layers=2, heads=2, context=300)), 4)
     ids = case.ids(batch=2, time=4)
@@ -113,35 +107,30 @@ def test_more_tokens_than_chunks(r):
     assert torch.equal(tokens, case.by_hand(model, ids, 280))
 
 
-def _coded(r, coefficients):
-    r.init("lowcomm")
+CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NEW)}  # bytes a number, exact messages
+
+
+@pytest.mark.parametrize("coefficients", CODED)
+@on_ranks("pair", alike=True)
+def test_coded_coefficients(r, coefficients):
     model = _model("gpt").float()
     lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), case.ids(), max_new_tokens=2)  # another codec before
     lc.reset_stats()
     stage = lc.subspace.cut(model, r.rank, r.size, coefficients=coefficients)
     tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=NEW)
     assert tokens.shape == (case.BATCH, case.TIME + NEW)
-    sent = lc.stats()[dist.group.WORLD.group_name].get("send forward edge 253")
-    return sent, tokens.tolist()
-
-
-CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NEW)}  # bytes a number, exact messages
-
-
-@pytest.mark.parametrize("coefficients", CODED)
-def test_coded_coefficients(pair, coefficients):
-    size, exact = CODED[coefficients]
-    (sent, tokens), (_, same) = pair(_coded, coefficients)
-    assert tokens == same
-    numbers = case.BATCH * (case.TIME + NEW - 1) * case.RANK
-    assert sent["raw_bytes"] == size * numbers + 8 * NEW  # and a checksum of the prompts
-    assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
+    if r.rank == 0:
+        sent = lc.stats()[dist.group.WORLD.group_name]["send forward edge 253"]
+        size, exact = CODED[coefficients]
+        numbers = case.BATCH * (case.TIME + NEW - 1) * case.RANK
+        assert sent["raw_bytes"] == size * numbers + 8 * NEW  # and a checksum of the prompts
+        assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
+    return tokens
 
 
 @pytest.mark.parametrize("what", ["seed", "sigma", "version"])
 @on_ranks("pair")
 def test_another_subspace_on_a_stage(r, what):
-    r.init("lowcomm")
     options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
     stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
     if r.rank == 1 and what == "version":
@@ -150,10 +139,9 @@ def test_another_subspace_on_a_stage(r, what):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
 
 
-@on_ranks("pair")
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing is heard by a time-out
 def test_two_stages_generate_after_a_failure(r):
     """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing is heard by a time-out
     model, ids = lc.subspace.constrain(case.Positions(rows=40), case.RANK), case.ids()
     stage, want = lc.subspace.cut(model, r.rank, r.size), case.by_hand(model, ids, NEW)
     assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want)
@@ -208,7 +196,6 @@ def test_two_stages_generate_after_a_failure(r):
 @on_ranks("pair")
 def test_receives_are_posted_a_token_ahead(r):
     """A message's receive is posted before what causes it is sent: each costs one way, and a token a round trip a boundary."""
-    r.init("lowcomm")
     model, ids = _model("gpt"), case.ids()
     stage, made = lc.subspace.cut(model, r.rank, r.size), []
 
@@ -271,6 +258,5 @@ def test_refusals():
 
 @on_ranks("pair")
 def test_another_rank(r):
-    r.init("lowcomm")
     with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
         lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)

@@ -79,25 +79,18 @@ def test_every_schedule_has_one_models_gradients(pair, name):
     pair(_gradients, name, 4, torch.float64, 1e-12)
 
 
-def _bytes(r, coefficients, forward, backward):
-    r.init("lowcomm")
+@pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
+@on_ranks("pair")
+def test_the_payload_is_k_numbers_a_token(r, coefficients, bytes_a_token):
     schedule, _ = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
     x, y = _batch()
     lc.pipeline.step(schedule, x, target=y, ids=x)
     lc.reset_stats()
     lc.pipeline.step(schedule, x, target=y, ids=x)
     group = next(iter(lc.stats().values()))
-    way, expected = (("forward", forward), ("backward", backward))[r.rank]
-    sent = group[f"send {way} boundary 0"]
-    payload = sent["wire_bytes"] - 64 * sent["calls"]
-    assert sent["calls"] == MICRO
-    assert payload == x.numel() * expected, (payload, x.numel() * expected)
-    assert sent["exact_calls"] == (MICRO if coefficients in ("fp32", "bf16") else 0)
-
-
-@pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
-def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
-    pair(_bytes, coefficients, bytes_a_token, bytes_a_token)
+    sent = group[f"send {('forward', 'backward')[r.rank]} boundary 0"]
+    assert sent["calls"] == sent["exact_calls"] == MICRO
+    assert sent["wire_bytes"] - 64 * sent["calls"] == x.numel() * bytes_a_token
 
 
 OTHERS = {  # option of a stage, and what is named
@@ -111,7 +104,6 @@ OTHERS = {  # option of a stage, and what is named
 @pytest.mark.parametrize("option", OTHERS)
 @on_ranks("pair")
 def test_stages_that_differ_stop_with_both_values(r, option):
-    r.init("lowcomm")
     schedule, (stage,) = pipeline(r, "1F1B", 4, torch.float32, constraint={option: 1 + r.rank} if option else {})
     x, y = _batch()
     if not option:
@@ -127,7 +119,6 @@ def test_stages_that_differ_stop_with_both_values(r, option):
 @on_ranks("pair")
 def test_a_stage_in_ddp(r):
     """A stage in torch's DDP has its module's codec and context, and trains."""
-    r.init("lowcomm")
     alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
 
     def wrap(part):
@@ -146,7 +137,6 @@ def test_a_stage_in_ddp(r):
 @on_ranks("pair")
 def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(r, given):
     """The other way keeps the cut's codec; "none" is exact."""
-    r.init("lowcomm")
     model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK)
     part = lc.subspace.cut(model, r.rank, r.size, coefficients="minmax8:bucket=64")
     stage = lc.pipeline.Stage(part, r.rank, r.size, torch.device("cpu"), **given)

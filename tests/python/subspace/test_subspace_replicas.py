@@ -79,7 +79,7 @@ def _named(module):
 
 
 @pytest.mark.parametrize("how", INSIDE)
-@on_ranks("quad", timeout=180)
+@on_ranks("quad", group=None, timeout=180)
 def test_inside_a_stage(r, how):
     """Training, with clipping and a step of the subspace, is that of one process on all samples."""
     run = _Run(r, INSIDE[how])
@@ -119,7 +119,9 @@ def _hooked(module, mesh):
     return wrapped
 
 
-def _sent(r, how):
+@pytest.mark.parametrize("how", ["ddp", "diloco"])
+@on_ranks("quad", group=None)
+def test_replicas_send_coordinates(r, how):
     """A step's bytes of the average over replicas: of weights, and of their coordinates."""
     found = []
     for change in (_plain, lc.subspace.reparam):
@@ -140,18 +142,13 @@ def _sent(r, how):
         numbers = sum(p.numel() for p in run.module.parameters())
         found[-1] += (constrained, numbers)
         dist.destroy_process_group()
-    return found
-
-
-@pytest.mark.parametrize("how", ["ddp", "diloco"])
-def test_replicas_send_coordinates(quad, how):
-    for (whole, coded, constrained, numbers), (fewer, fewer_coded, coordinates, left) in quad(_sent, how):
-        assert coordinates * case.WIDTH == constrained * case.RANK
-        assert left == numbers - constrained + coordinates
-        assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
-        assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
-        # DDP's hook sends small parameters exactly, coordinates among them.
-        assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
+    (whole, coded, constrained, numbers), (fewer, fewer_coded, coordinates, left) = found
+    assert coordinates * case.WIDTH == constrained * case.RANK
+    assert left == numbers - constrained + coordinates
+    assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
+    assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
+    # DDP's hook sends small parameters exactly, coordinates among them.
+    assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
 
 
 def _weights(part):
@@ -159,7 +156,7 @@ def _weights(part):
     return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
 
 
-@on_ranks("quad", timeout=120)
+@on_ranks("quad", group=None, timeout=120)
 def test_averages_of_coordinates(r):
     """Averages of coordinates are the coordinates of averages, of gradients by DDP and of parameters by DiLoCoX."""
     runs = {}

@@ -74,7 +74,6 @@ def _gathered(run):
 @pytest.mark.later
 @on_ranks("quad", timeout=180)
 def test_a_checkpoint_goes_on_at_another_number_of_stages(r):
-    r.init("lowcomm")
     pair, everybody, alone = (dist.new_group(members) for members in ([0, 1], range(4), [3]))
     folder, merged = r.path("dcp"), None
     if r.rank < 2:

@@ -56,7 +56,6 @@ def _one_process(layers, stages, turn_every):
 )
 @on_ranks("quad", timeout=240)
 def test_four_processes_train_as_one(r, name, layers, turn_every):
-    r.init("lowcomm")
     schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
     modules = nn.ModuleList(stage.submod for stage in stages)
     optimizer = lc.SubspaceAdamW(modules, lr=LR)
