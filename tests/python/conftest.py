@@ -112,3 +112,9 @@ def port():
 def store():
     """The store that outlives all machines."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def port(store):
+    """That of the store, for ranks that reach it by themselves."""
+    return store.port

@@ -27,10 +27,7 @@ EXCHANGE = {
     "lost_after_s": 2.0,
     "timeout": timedelta(seconds=60),
 }
-EPS, LR = 1e-3, 1e-2
-
-
-NAN = float("nan")
+EPS, LR, NAN = 1e-3, 1e-2, float("nan")
 
 
 class Machine:

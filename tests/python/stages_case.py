@@ -60,10 +60,25 @@ def batch(start=0, rows=ROWS):
     return tuple(torch.stack(part) for part in zip(*data()[start : start + rows], strict=True))
 
 
+def step(schedule, x=None, y=None, samples=range(ROWS)):
+    """A training step on `batch()`, or on other tensors; its losses, on the last stage."""
+    first, target = batch()
+    losses = []
+    x, y = first if x is None else x, target if y is None else y
+    lc.pipeline.step(schedule, x, samples=samples, target=y, losses=losses)
+    return losses
+
+
+def gathered(value, group=None):
+    """What each rank of the group has."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def equal_rows(rows, group=None):
     """A cache's rows of a boundary, which must be the same on all ranks of the group."""
-    sides = [None] * dist.get_world_size(group)
-    dist.all_gather_object(sides, rows.tolist(), group=group)
+    sides = gathered(rows.tolist(), group)
     assert all(side == sides[0] for side in sides)
     return sides[0]
 

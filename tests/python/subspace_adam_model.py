@@ -1,6 +1,5 @@
 """A small constrained decoder and a reference of SubspaceAdamW's formulas, which its tests share."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,24 +9,14 @@ from torch_lowcomm.subspace.basis import Basis
 WIDTH, RANK, HIDDEN, VOCABULARY = 24, 4, 40, 50
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """For tests in this process: the tensors are small, and a second thread costs more than it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def start(rank):
-    """Starts a process among others: as many threads as processors would only wait for each other."""
-    torch.set_num_threads(1)
-    rank.init()
-
-
 def vectors(width=WIDTH, rank=RANK, seed=0):
     """Uᵀ, [rank, width]."""
     return Basis(width, rank, seed=seed).vectors
+
+
+def turned():
+    """Uᵀ of a subspace near that of `vectors()`."""
+    return torch.linalg.qr((vectors() + 0.05 * vectors(seed=1)).T)[0].T.contiguous()
 
 
 class Block(nn.Module):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kept_log import kept_log
+from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -13,18 +14,21 @@ MODES = ("sync", "continue", "restart")
 EVERY = 3
 
 
-def _make(inner=None, **options):
-    """(model, wrapped optimizer): AdamW in two groups, matrices and the rest."""
-    torch.manual_seed(7)
-    model = ddp_model.Net()
-    inner = inner or torch.optim.AdamW(
+def _inner(model):
+    """AdamW in two groups, matrices and the rest."""
+    return torch.optim.AdamW(
         [
             {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
             {"params": [p for p in model.parameters() if p.ndim == 1], "lr": 1e-2},
         ],
         lr=3e-3,
     )
-    return model, lc.DiLoCoX(inner, EVERY, model=model, **options)
+
+
+def _make(**options):
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    return model, lc.DiLoCoX(_inner(model), EVERY, model=model, **options)
 
 
 def _steps(model, optimizer, rank, numbers, scheduler=None):
@@ -52,21 +56,15 @@ def _same_everywhere(value):
     return all(_equal(first, other) for other in others)
 
 
-def _as_without(r):
+@on_ranks("pair")
+def test_an_existing_loop_goes_on_as_it_was(r):
     """The same loop, wrapped and not, up to the first outer step; after it the learning rates still."""
-    r.init()
     model, optimizer = _make()
     assert isinstance(optimizer, torch.optim.Optimizer)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     plain = ddp_model.Net()
     plain.load_state_dict(model.state_dict())
-    inner = torch.optim.AdamW(
-        [
-            {"params": [p for p in plain.parameters() if p.ndim == 2], "weight_decay": 0.1},
-            {"params": [p for p in plain.parameters() if p.ndim == 1], "lr": 1e-2},
-        ],
-        lr=3e-3,
-    )
+    inner = _inner(plain)
     decay = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
     # With a delay the first average moves the parameters when the second pseudo-gradient is due.
     _steps(model, optimizer, r.rank, range(2 * EVERY - 1), scheduler)
@@ -86,12 +84,9 @@ def _as_without(r):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_an_existing_loop_goes_on_as_it_was(pair):
-    pair(_as_without)
-
-
-def _modes(r, mode):
-    r.init()
+@pytest.mark.parametrize("mode", MODES)
+@on_ranks("pair")
+def test_outer_parameters_are_every_ranks(r, mode):
     model, optimizer = _make(mode=mode, codec="sym4:bucket=64", rank=4)
     begin = ddp_model.weights(model)
     _steps(model, optimizer, r.rank, range(2 * EVERY + 1))
@@ -125,13 +120,8 @@ def _modes(r, mode):
     assert f"sync_every={EVERY}, outer_steps=2" in repr(optimizer)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_outer_parameters_are_every_ranks(pair, mode):
-    pair(_modes, mode)
-
-
-def _closure(r):
-    r.init()
+@on_ranks("pair")
+def test_inner_optimizers_may_take_a_closure(r):
     model = nn.Linear(ddp_model.WIDTH, 7)
     inner = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
     optimizer = lc.DiLoCoX(inner, 2, mode="sync", codec=None, outer_lr=1, outer_momentum=0)
@@ -151,12 +141,9 @@ def _closure(r):
     assert _same_everywhere(ddp_model.weights(model)) and optimizer.report["outer_steps"] == 2
 
 
-def test_inner_optimizers_may_take_a_closure(pair):
-    pair(_closure)
-
-
-def _buffers(r, average):
-    r.init()
+@pytest.mark.parametrize("average", [True, False])
+@on_ranks("pair")
+def test_buffers_are_averaged_where_asked(r, average):
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(ddp_model.WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, 7))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -179,24 +166,15 @@ def _buffers(r, average):
         torch.testing.assert_close(value, torch.stack([every[name] for every in everyones]).mean(0))
 
 
-@pytest.mark.parametrize("average", [True, False])
-def test_buffers_are_averaged_where_asked(pair, average):
-    pair(_buffers, average)
-
-
-def _rates_of_zero(r):
+@on_ranks("pair")
+def test_steps_at_a_rate_of_zero_count(r):
     """A schedule that begins and ends at 0, as transformers' linear one: outer steps are due by calls."""
-    r.init()
     model, optimizer = _make(mode="sync")
     total = 4 * EVERY
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / EVERY, max(0, total - 2 - step)))
     _steps(model, optimizer, r.rank, range(total), scheduler)
     assert optimizer.param_groups[0]["lr"] == 0
     assert (optimizer.steps, optimizer.report["outer_steps"]) == (total, 4)
-
-
-def test_steps_at_a_rate_of_zero_count(pair):
-    pair(_rates_of_zero)
 
 
 class _ScheduleFree(torch.optim.SGD):
@@ -211,8 +189,8 @@ class _ScheduleFree(torch.optim.SGD):
         self.training = False
 
 
-def _further_attributes(r):
-    r.init()
+@on_ranks("pair")
+def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(r):
     model = ddp_model.Net()
     inner = _ScheduleFree(model.parameters(), lr=1e-2)
     optimizer = lc.DiLoCoX(inner, EVERY, model=model)
@@ -228,22 +206,13 @@ def _further_attributes(r):
     assert optimizer.state and not inner.state and list(optimizer.state) == []
 
 
-def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(pair):
-    pair(_further_attributes)
-
-
-def _left_out(r):
-    r.init()
+@on_ranks("pair")
+def test_parameters_that_the_optimizer_lacks_are_said(r):
     model = ddp_model.Net()
     with kept_log() as lines:
         for frozen in (False, True):
             model.down.requires_grad_(not frozen)
             optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if not n.startswith("down")], lr=0.1)
             lc.DiLoCoX(optimizer, EVERY, model=model)
-    return [line for line in lines if "neither trained nor averaged" in line]
-
-
-def test_parameters_that_the_optimizer_lacks_are_said(pair):
-    for lines in pair(_left_out):
-        (line,) = lines
-        assert "got one without down.weight, down.bias: they are" in line
+    (line,) = [line for line in lines if "neither trained nor averaged" in line]
+    assert "got one without down.weight, down.bias: they are" in line

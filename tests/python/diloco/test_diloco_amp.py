@@ -4,6 +4,7 @@ import ddp_model
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -38,9 +39,11 @@ def _scaled_steps(model, optimizer, rank, unscale, bad=None, steps=STEPS):
     return scaler.get_scale(), skipped
 
 
-def _as_without(r, unscale, inner):
+@pytest.mark.parametrize("unscale", [True, False])
+@pytest.mark.parametrize("inner", [{}, {"fused": True}], ids=["", "fused"])
+@on_ranks("pair")
+def test_a_scaled_step_is_the_inner_ones(r, unscale, inner):
     """Up to the first outer step, wrapped and not."""
-    r.init()
     model, optimizer = _make(**inner)
     plain, alone = _make(**inner)
     wrapped = lc.DiLoCoX(optimizer, 100, model=model)
@@ -52,15 +55,10 @@ def _as_without(r, unscale, inner):
     assert all(torch.equal(w, weights[name]) for name, w in ddp_model.weights(model).items())
 
 
-@pytest.mark.parametrize("unscale", [True, False])
-@pytest.mark.parametrize("inner", [{}, {"fused": True}], ids=["", "fused"])
-def test_a_scaled_step_is_the_inner_ones(pair, unscale, inner):
-    pair(_as_without, unscale, inner)
-
-
-def _goes_on(r, mode):
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+@on_ranks("pair", group={"timeout_s": 20})
+def test_a_rank_that_skips_a_step_keeps_up(r, mode):
     """Rank 1 skips a step, rank 0 does not: both have made as many outer steps, and neither waits."""
-    r.init(timeout_s=20)
     model, optimizer = _make()
     wrapped = lc.DiLoCoX(optimizer, EVERY, mode=mode, model=model)
     _scaled_steps(model, wrapped, r.rank, False, BAD if r.rank == 1 else None)
@@ -69,8 +67,3 @@ def _goes_on(r, mode):
     every = [None] * 2
     dist.all_gather_object(every, ddp_model.weights(model))
     assert all(torch.equal(w, every[1][name]) and w.isfinite().all() for name, w in every[0].items())
-
-
-@pytest.mark.parametrize("mode", ["sync", "continue"])
-def test_a_rank_that_skips_a_step_keeps_up(pair, mode):
-    pair(_goes_on, mode)

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -67,9 +68,18 @@ def _load(r, model, optimizer, how):
         set_state_dict(model, optimizer, model_state_dict=saved[own], optim_state_dict=saved["loop"])
 
 
-def _resumes(r, options, how):
+WAYS = [
+    *(pytest.param(case, "save", marks=pytest.mark.later) for case in CASES),
+    *((case, "dcp") for case in ("low rank", "8-bit residuals", "fragments", "buffers")),
+    *((case, "functions") for case in ("low rank", "adaptive", "fragments", "buffers")),  # torch's, around dcp
+]
+
+
+@pytest.mark.parametrize(("case", "how"), WAYS)
+@on_ranks("pair")
+def test_a_resumed_run_is_the_uninterrupted_one(r, case, how):
     """A run that is never saved, and one that is saved, ended and made again from its files."""
-    r.init()
+    options = CASES[case]
     model, optimizer = diloco_model.fresh(**options)
     diloco_model.train(model, optimizer, r.rank, range(STEPS))
     whole = diloco_model.ended(model, optimizer)
@@ -94,25 +104,9 @@ def _resumes(r, options, how):
     assert optimizer.inner.param_groups[0]["lr"] == 0.5, "schedulers still move the inner rate"
 
 
-@pytest.mark.later
-@pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_is_the_uninterrupted_one(pair, case):
-    pair(_resumes, CASES[case], "save")
-
-
-@pytest.mark.parametrize("case", ["low rank", "8-bit residuals", "fragments", "buffers"])
-def test_distributed_checkpoint(pair, case):
-    pair(_resumes, CASES[case], "dcp")
-
-
-@pytest.mark.parametrize("case", ["low rank", "adaptive", "fragments", "buffers"])
-def test_the_functions_of_distributed_checkpoint(pair, case):
-    pair(_resumes, CASES[case], "functions")
-
-
-def _in_what_form(r):
+@on_ranks("pair")
+def test_forms_that_torch_gives_a_state(r):
     """Torch's functions pass the state on by their options; forms that it does not survive are refused."""
-    r.init()
     model, optimizer = diloco_model.fresh()
     diloco_model.train(model, optimizer, r.rank, range(SAVED))
     whole = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
@@ -126,19 +120,14 @@ def _in_what_form(r):
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     if r.rank == 0:
         set_optimizer_state_dict(model, optimizer, theirs, options=options)
-        return ""
-    with pytest.raises(ValueError) as caught:
+        return
+    said = f"expected 'rank1' of inner step {SAVED}, as 'outer0', got one of 0: each rank loads its own"
+    with pytest.raises(ValueError, match=said):
         set_optimizer_state_dict(model, optimizer, theirs, options=options)
-    return str(caught.value)
 
 
-def test_forms_that_torch_gives_a_state(pair):
-    said = pair(_in_what_form)[1]
-    assert f"expected 'rank1' of inner step {SAVED}, as 'outer0', got one of 0: each rank loads its own" in said
-
-
-def _another_interval(r):
-    r.init()
+@on_ranks("pair")
+def test_options_are_those_of_the_resumed_run(r):
     model, optimizer = diloco_model.fresh()
     diloco_model.train(model, optimizer, r.rank, range(SAVED))
     saved = optimizer.state_dict()
@@ -150,8 +139,4 @@ def _another_interval(r):
         begun.append(optimizer.report["outer_steps"])
     # A message under way is applied when it was due; from then on it is as the options say.
     assert optimizer.report["sync_every"] == 6
-    return [SAVED + 1 + i for i in range(1, 16) if begun[i] > begun[i - 1]]
-
-
-def test_options_are_those_of_the_resumed_run(pair):
-    assert pair(_another_interval) == [[24, 30, 36]] * 2
+    assert [SAVED + 1 + i for i in range(1, 16) if begun[i] > begun[i - 1]] == [24, 30, 36]

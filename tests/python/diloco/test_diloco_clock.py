@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -76,24 +77,9 @@ def test_delayed_averages_agree(quad, options):
         assert all(torch.equal(a, b) for a, b in zip(ended, found[0][3], strict=True))
 
 
-def _limited(r):
-    r.init()
-    model = nn.Linear(4, 4)
-    opt = lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 3, sync_seconds=1000.0, mode="sync")
-    for _ in range(7):
-        opt.step()
-    report = opt.report
-    opt.finish()
-    return report["outer_steps"]
-
-
-def test_a_limit_of_steps_ends_an_interval_too(pair):
-    assert pair(_limited) == [2, 2]
-
-
-def _late(r):
+@on_ranks("pair", group={"timeout_s": 20})
+def test_a_slow_site_makes_one_outer_step_after_an_inner_step(r):
     """An inner step of site 1 takes longer than an interval of two fragments; five outer steps end in one of the first."""
-    r.init(timeout_s=20)
     torch.manual_seed(0)
     model = nn.Linear(40, 30)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -104,17 +90,12 @@ def _late(r):
         opt.step()
         steps.append(opt.report["outer_steps"])
     opt.finish()
-    return steps
+    assert sorted(set(steps) | {0}) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_slow_site_makes_one_outer_step_after_an_inner_step(pair):
-    for steps in pair(_late):
-        assert sorted(set(steps) | {0}) == [0, 1, 2, 3, 4, 5]
-
-
-def _drops(r):
-    """The first interval of 4 steps is spoilt: its samples count with those of the second."""
-    r.init(timeout_s=20)
+@on_ranks("pair", group={"timeout_s": 20})
+def test_samples_of_a_dropped_step_count_in_the_next(r):
+    """The first interval of 4 steps, by their number, is spoilt: its samples count with those of the second."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -136,12 +117,8 @@ def _drops(r):
         else:
             opt.step(samples=samples)
     moved = (model.weight.detach() - start).mean().item()
+    assert moved == pytest.approx(-0.8 * 1.5), "16 samples of each site: equal parts"
     opt.finish()
-    return moved
-
-
-def test_samples_of_a_dropped_step_count_in_the_next(pair):
-    assert pair(_drops) == pytest.approx([-0.8 * 1.5] * 2), "16 samples of each site: equal parts"
 
 
 def _saved(r):
@@ -181,8 +158,8 @@ def test_sites_of_different_speed_share_a_checkpoint(pair):
         assert saved == loaded and outer_steps == 2
 
 
-def _refused(r):
-    r.init()
+@on_ranks("pair")
+def test_what_a_clock_cannot_be_is_refused(r):
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     coded = {"codec": "sym4:bucket=64", "rank": 1}
@@ -208,13 +185,9 @@ def _refused(r):
         lc.DiLoCoX(inner, 5, sync_seconds=1.0 + r.rank)
 
 
-def test_what_a_clock_cannot_be_is_refused(pair):
-    pair(_refused)
-
-
-def _counts_otherwise(r):
+@on_ranks("quad")
+def test_ranks_of_a_site_that_count_otherwise_are_named(r):
     """One rank of each site counts its own batch, the other the whole site's."""
-    r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
@@ -226,7 +199,3 @@ def _counts_otherwise(r):
             opt.step(samples=8 if mesh.get_coordinate()[1] == 0 else 4)
     assert opt.report["outer_steps"] == 0
     dist.barrier()
-
-
-def test_ranks_of_a_site_that_count_otherwise_are_named(quad):
-    quad(_counts_otherwise)

@@ -16,7 +16,10 @@ import torch_lowcomm as lc
 DEADLINE_S = 90
 
 
-def _killed(r, port, mode):
+@pytest.mark.later
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_goes_on_without_a_killed_machine(r, port, mode):
     """One of three is killed between outer steps; the others go on by themselves."""
     members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode=mode)
@@ -36,15 +39,8 @@ def _killed(r, port, mode):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("mode", ["sync", "continue"])
-def test_goes_on_without_a_killed_machine(store, mode):
-    results = ranks.run_ranks(_killed, 3, store.port, mode, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    (first, steps), (second, others) = results[0], results[1]
-    assert steps == others
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _stopped(r, port):
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_fences_off_a_machine_that_wakes_up(r, port):
     """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
     trained = TrainingResult(members, r.rank, mode="continue")
@@ -73,14 +69,8 @@ def _stopped(r, port):
     return outer
 
 
-@pytest.mark.later
-def test_fences_off_a_machine_that_wakes_up(store):
-    results = ranks.run_ranks(_stopped, 3, store.port, timeout=DEADLINE_S)
-    for outer in results:
-        assert all(torch.equal(a, b) for a, b in zip(outer, results[0], strict=True))
-
-
-def _twice(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_a_machine_id_twice(r, port):
     if r.rank == 1:
         r.hear("first")
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
@@ -94,11 +84,8 @@ def _twice(r, port):
     members.leave()
 
 
-def test_refuses_a_machine_id_twice(store):
-    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
-
-
-def _another_model(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_a_machine_that_runs_something_else(r, port):
     members = join(port, f"machine{r.rank}", min_machines=1, patience_s=1.0)
     if r.rank == 0:
         TrainingResult(members, 0)
@@ -112,11 +99,9 @@ def _another_model(r, port):
     members.leave()
 
 
-def test_refuses_a_machine_that_runs_something_else(store):
-    ranks.run_ranks(_another_model, 2, store.port, timeout=DEADLINE_S)
-
-
-def _resumed(r, port):
+@pytest.mark.later
+@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+def test_resumes_with_other_machines(r, port):
     """Two machines train and save; one of them is all that comes back, at first."""
     members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode="sync")
@@ -150,13 +135,8 @@ def _resumed(r, port):
     return ended
 
 
-@pytest.mark.later
-def test_resumes_with_other_machines(store):
-    first, second = ranks.run_ranks(_resumed, 2, store.port, timeout=DEADLINE_S)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _store_lost(r):
+@ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_names_the_loss_of_the_store(r):
     """Rank 2 is the store, and is killed; the others keep what they have."""
     if r.rank == 2:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -176,10 +156,6 @@ def _store_lost(r):
     assert after["steps"] > before["steps"]
 
 
-def test_names_the_loss_of_the_store():
-    ranks.run_ranks(_store_lost, 3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
@@ -197,7 +173,8 @@ def test_refuses(store, arguments, error, says):
         lc.Membership(given.pop("store"), given.pop("machine_id"), **given)
 
 
-def _left_alone(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})
+def test_the_last_machine_has_the_outer_parameters(r, port):
     """The last machine but one is killed before the end: too few are left, and the outer parameters are the result."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3), patience_s=1.0)
     trained = TrainingResult(members, r.rank, mode="continue")
@@ -214,7 +191,3 @@ def _left_alone(r, port):
     assert trained.opt.report["outer_steps"] == 2
     assert all(torch.equal(p, o) for p, o in zip(trained.model.parameters(), outer, strict=True))
     members.leave()
-
-
-def test_the_last_machine_has_the_outer_parameters(store):
-    ranks.run_ranks(_left_alone, 2, store.port, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -60,8 +61,11 @@ def _wait_for_messages():
         time.sleep(0.05)
 
 
-def _takes(r, options):
-    r.init()
+@pytest.mark.later
+@pytest.mark.parametrize("case", CASES)
+@on_ranks("pair")
+def test_bytes_a_parameter(r, case):
+    options, expected = CASES[case]
     small, first = _loop(options, 1)
     _steps(small, first, 3)  # what the first of a kind loads
     first.finish()
@@ -73,14 +77,7 @@ def _takes(r, options):
     after, memory = _resident(), loop.report["memory"]
     loop.finish()
     assert memory.pop("total") == sum(memory.values())
-    return sum(memory.values()) / COUNT, (after - before) / COUNT
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("case", CASES)
-def test_bytes_a_parameter(pair, case):
-    options, expected = CASES[case]
-    for reported, resident in pair(_takes, options):
-        assert reported == pytest.approx(expected, rel=0.01), "counted"
-        # In mode sync nothing is under way between steps: no average, and memory that it was in may stay.
-        assert expected - 0.6 < resident < expected + 1.2, f"resident, {reported} counted"
+    reported, resident = sum(memory.values()) / COUNT, (after - before) / COUNT
+    assert reported == pytest.approx(expected, rel=0.01), "counted"
+    # In mode sync nothing is under way between steps: no average, and memory that it was in may stay.
+    assert expected - 0.6 < resident < expected + 1.2, f"resident, {reported} counted"

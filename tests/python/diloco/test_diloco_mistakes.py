@@ -5,6 +5,7 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,90 +16,65 @@ FACTORS = {"rank": 4}
 ADAPTIVE = {"rank": 4, "adapt_rank": True, "adapt_sync_every": True}
 NAN, INF = float("nan"), float("inf")
 OPTIONS = [
-    ({"sync_every": 0}, ValueError, ["sync_every: expected 1 or more", "got 0"]),
-    ({"sync_every": 2.5}, TypeError, ["sync_every: expected an integer", "got 2.5"]),
-    ({"sync_every": True}, TypeError, ["sync_every: expected an integer", "got True"]),
-    ({"mode": "later"}, ValueError, ["mode: expected sync, continue or restart", "got 'later'"]),
-    ({"mode": None}, TypeError, ["mode: expected sync, continue or restart", "got None"]),
-    ({"outer_lr": 0}, ValueError, ["outer_lr: expected a number above 0", "got 0"]),
-    ({"outer_lr": NAN}, ValueError, ["outer_lr: expected a number above 0", "got nan"]),
-    ({"outer_lr": INF}, ValueError, ["outer_lr: expected a number above 0", "got inf"]),
-    ({"outer_lr": "0.7"}, TypeError, ["outer_lr: expected a number", "got '0.7'"]),
-    ({"outer_momentum": 1}, ValueError, ["outer_momentum: expected a number in [0, 1)", "got 1"]),
-    ({"outer_momentum": NAN}, ValueError, ["outer_momentum: expected a number in [0, 1)", "got nan"]),
-    ({"sync_warmup": -1}, ValueError, ["sync_warmup: expected 0 or more", "got -1"]),
-    ({"codec": "nope4"}, ValueError, ["nope4"]),
-    ({"codec": 4}, TypeError, ["codec: expected a codec's text", "got 4"]),
-    ({"codec": "sym4:axis=channel"}, ValueError, ["codec: expected one of flat tensors", "axis=channel"]),
-    ({"codec": "levels4"}, ValueError, ["codec: expected one of flat tensors without a level table", "levels4"]),
-    ({"codec": None, "rank": 4}, ValueError, ["codec: expected one with rank", "got none"]),
-    (
-        {"codec": None, "error_feedback": True},
-        ValueError,
-        ["codec: expected one with", "error_feedback", "got none"],
-    ),
-    ({"rank": 0}, ValueError, ["rank: expected 1 or more, or None", "got 0"]),
-    ({"rank": 2.5}, TypeError, ["rank: expected an integer", "got 2.5"]),
-    ({"projection_codec": "sym8"}, ValueError, ["projection_codec: expected rank with it", "got none"]),
-    (FACTORS | {"projection_codec": "levels4"}, ValueError, ["without a level table", "levels4"]),
-    ({"residual_dtype": "int4"}, ValueError, ["residual_dtype: expected one of", "float32", "got 'int4'"]),
-    (
-        {"residual_dtype": "int8", "codec": "gauss2"},
-        ValueError,
-        ["residual_dtype: expected error_feedback", "got none"],
-    ),
-    ({"adapt_rank": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
-    ({"adapt_sync_every": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
-    (FACTORS | {"min_rank": 5}, ValueError, ["min_rank: expected 1...4", "got 5"]),
-    (FACTORS | {"min_rank": 0}, ValueError, ["min_rank: expected 1...4", "got 0"]),
-    ({"fragments": 0}, ValueError, ["fragments: expected 1...4, sync_every", "got 0"]),
-    ({"fragments": 5}, ValueError, ["fragments: expected 1...4, sync_every", "got 5"]),
-    (
-        {"sync_every": 30, "fragments": 20},
-        ValueError,
-        ["fragments: expected at most the number of parameters, 10", "20"],
-    ),
-    ({"fragment_sync_delay": 0}, ValueError, ["fragment_sync_delay: expected 1 or more, or None", "got 0"]),
-    ({"fragment_sync_delay": 5}, ValueError, ["fragment_sync_delay: expected 0...4, sync_every", "got 5"]),
-    (
-        {"fragment_sync_delay": 2, "mode": "sync"},
-        ValueError,
-        ["fragment_sync_delay: expected none with mode sync", "2"],
-    ),
-    (ADAPTIVE | {"fragment_sync_delay": 2}, ValueError, ["fragment_sync_delay: expected none with an adaptive", "2"]),
+    ({"sync_every": 0}, ValueError, "sync_every: expected 1 or more.*got 0"),
+    ({"sync_every": 2.5}, TypeError, "sync_every: expected an integer.*got 2.5"),
+    ({"sync_every": True}, TypeError, "sync_every: expected an integer.*got True"),
+    ({"mode": "later"}, ValueError, "mode: expected sync, continue or restart.*got 'later'"),
+    ({"mode": None}, TypeError, "mode: expected sync, continue or restart.*got None"),
+    ({"outer_lr": 0}, ValueError, "outer_lr: expected a number above 0.*got 0"),
+    ({"outer_lr": NAN}, ValueError, "outer_lr: expected a number above 0.*got nan"),
+    ({"outer_lr": INF}, ValueError, "outer_lr: expected a number above 0.*got inf"),
+    ({"outer_lr": "0.7"}, TypeError, "outer_lr: expected a number.*got '0.7'"),
+    ({"outer_momentum": 1}, ValueError, r"outer_momentum: expected a number in \[0, 1\).*got 1"),
+    ({"outer_momentum": NAN}, ValueError, r"outer_momentum: expected a number in \[0, 1\).*got nan"),
+    ({"sync_warmup": -1}, ValueError, "sync_warmup: expected 0 or more.*got -1"),
+    ({"codec": "nope4"}, ValueError, "nope4"),
+    ({"codec": 4}, TypeError, "codec: expected a codec's text.*got 4"),
+    ({"codec": "sym4:axis=channel"}, ValueError, "codec: expected one of flat tensors.*axis=channel"),
+    ({"codec": "levels4"}, ValueError, "codec: expected one of flat tensors without a level table.*levels4"),
+    ({"codec": None, "rank": 4}, ValueError, "codec: expected one with rank.*got none"),
+    ({"codec": None, "error_feedback": True}, ValueError, "codec: expected one with.*error_feedback.*got none"),
+    ({"rank": 0}, ValueError, "rank: expected 1 or more, or None.*got 0"),
+    ({"rank": 2.5}, TypeError, "rank: expected an integer.*got 2.5"),
+    ({"projection_codec": "sym8"}, ValueError, "projection_codec: expected rank with it.*got none"),
+    (FACTORS | {"projection_codec": "levels4"}, ValueError, "without a level table.*levels4"),
+    ({"residual_dtype": "int4"}, ValueError, "residual_dtype: expected one of.*float32.*got 'int4'"),
+    ({"residual_dtype": "int8", "codec": "gauss2"}, ValueError, "residual_dtype: expected error_feedback.*got none"),
+    ({"adapt_rank": True}, ValueError, "adaptive compression: expected a rank.*got none"),
+    ({"adapt_sync_every": True}, ValueError, "adaptive compression: expected a rank.*got none"),
+    (FACTORS | {"min_rank": 5}, ValueError, "min_rank: expected 1...4.*got 5"),
+    (FACTORS | {"min_rank": 0}, ValueError, "min_rank: expected 1...4.*got 0"),
+    ({"fragments": 0}, ValueError, "fragments: expected 1...4, sync_every.*got 0"),
+    ({"fragments": 5}, ValueError, "fragments: expected 1...4, sync_every.*got 5"),
+    ({"sync_every": 30, "fragments": 20}, ValueError, "fragments: expected at most the number of parameters, 10.*20"),
+    ({"fragment_sync_delay": 0}, ValueError, "fragment_sync_delay: expected 1 or more, or None.*got 0"),
+    ({"fragment_sync_delay": 5}, ValueError, "fragment_sync_delay: expected 0...4, sync_every.*got 5"),
+    ({"fragment_sync_delay": 2, "mode": "sync"}, ValueError, "fragment_sync_delay: expected none with mode sync.*2"),
+    (ADAPTIVE | {"fragment_sync_delay": 2}, ValueError, "fragment_sync_delay: expected none with an adaptive.*2"),
     (
         {"fragment_update_alpha": 1, "mode": "restart"},
         ValueError,
-        ["fragment_update_alpha: expected a number in [0, 1)"],
+        r"fragment_update_alpha: expected a number in \[0, 1\)",
     ),
-    ({"fragment_update_alpha": 0.5}, ValueError, ["fragment_update_alpha: expected 0 with mode continue", "0.5"]),
-    ({"check_every": -1}, ValueError, ["check_every: expected 0 or more", "got -1"]),
-    ({"seed": -1}, ValueError, ["seed: expected 0 or more", "got -1"]),
-    ({"average_buffers": True}, ValueError, ["average_buffers: expected model= too", "got none"]),
+    ({"fragment_update_alpha": 0.5}, ValueError, "fragment_update_alpha: expected 0 with mode continue.*0.5"),
+    ({"check_every": -1}, ValueError, "check_every: expected 0 or more.*got -1"),
+    ({"seed": -1}, ValueError, "seed: expected 0 or more.*got -1"),
+    ({"average_buffers": True}, ValueError, "average_buffers: expected model= too.*got none"),
 ]
 
 
-def _refused(r):
-    r.init()
-    model = ddp_model.Net()
-    said = []
-    for options, error, _ in OPTIONS:
-        with pytest.raises(error) as caught:
-            lc.DiLoCoX(torch.optim.SGD(model.parameters()), **{"sync_every": 4, **options})
-        said.append(str(caught.value))
-    return said
-
-
 @pytest.mark.later
-def test_options_that_will_not_do(pair):
-    for rank in pair(_refused):
-        for text, (options, _, parts) in zip(rank, OPTIONS, strict=True):
-            assert all(part in text for part in parts), f"{options}: {text}"
+@on_ranks("pair")
+def test_options_that_will_not_do(r):
+    model = ddp_model.Net()
+    for options, error, said in OPTIONS:
+        with pytest.raises(error, match=said):
+            lc.DiLoCoX(torch.optim.SGD(model.parameters()), **{"sync_every": 4, **options})
 
 
-def _arguments(r):
+@on_ranks("pair")
+def test_arguments_that_will_not_do(r):
     """Arguments that are no options: (error, what it says, keywords)."""
-    r.init()
     torch.manual_seed(7)
     model = ddp_model.Net()
     sgd = torch.optim.SGD(model.parameters())
@@ -140,18 +116,14 @@ def _arguments(r):
     optimizer.finish()
 
 
-def test_arguments_that_will_not_do(pair):
-    pair(_arguments)
-
-
 def test_without_a_group():
     model = nn.Linear(3, 3)
     with pytest.raises(ValueError, match="call init_process_group"):
         lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
 
 
-def _parameters_come_and_go(r):
-    r.init()
+@on_ranks("pair")
+def test_parameters_may_not_come_or_go(r):
     model, optimizer = diloco_model.fresh()
     with pytest.raises(ValueError, match="add_param_group: expected the parameters that it was made with, got more"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
@@ -174,19 +146,11 @@ def _parameters_come_and_go(r):
     optimizer.finish()
 
 
-def test_parameters_may_not_come_or_go(pair):
-    pair(_parameters_come_and_go)
-
-
-def _moved(r):
+@on_ranks("pair")
+def test_parameters_that_were_moved(r):
     """A parameter whose elements are elsewhere: the outer loop would average what is no longer trained."""
-    r.init()
     model, optimizer = diloco_model.fresh()
     parameter = next(model.parameters())
     parameter.data = parameter.data.clone()
     with pytest.raises(ValueError, match="not all the same, of the same dtype and in the same place"):
         diloco_model.train(model, optimizer, r.rank, range(1))
-
-
-def test_parameters_that_were_moved(pair):
-    pair(_moved)

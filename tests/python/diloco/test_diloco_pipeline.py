@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pipeline_model import ADAPTIVE, EVERY, Pipeline, stages
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -92,7 +93,8 @@ def test_stages_agree_on_the_interval(quad):
         assert interval == max(2, round(6 * (first + second) / 2 / 6))
 
 
-def _resumes(r):
+@on_ranks("quad", group=None)
+def test_stages_are_resumed(r):
     """Stages saved into one distributed checkpoint while averages are under way; their tensors have the same names."""
 
     def fresh():
@@ -113,7 +115,3 @@ def _resumes(r):
     dcp.load({"loop": optimizer, **module}, checkpoint_id=r.path("dcp"))
     rank.train(optimizer, range(STEPS, 3 * STEPS))
     assert not diloco_model.differing(diloco_model.ended(rank.module, optimizer), whole)
-
-
-def test_stages_are_resumed(quad):
-    quad(_resumes)

@@ -7,6 +7,7 @@ import re
 import ddp_model
 import pytest
 import torch
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.diloco import presets
@@ -24,20 +25,6 @@ def _muon(model):
     return names["MuonAdamW"](muon, torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-2))
 
 
-def _run(r, name, given):
-    r.init()
-    torch.manual_seed(7)
-    model = ddp_model.Net()
-    before = [p.detach().clone() for p in model.parameters()]
-    inner = _muon(model) if name == "mu_loco" else torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = getattr(presets, name)(sync_every=EVERY, **given)
-    optimizer = lc.DiLoCoX(inner, model=model, **options)
-    ddp_model.train(model, r.rank, 6 * EVERY, optimizer=optimizer, spare=True)
-    optimizer.finish()
-    moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    return moved, optimizer.report["outer_steps"], [p.detach().clone() for p in model.parameters()]
-
-
 @pytest.mark.parametrize(
     ("name", "given"),
     [
@@ -51,10 +38,19 @@ def _run(r, name, given):
     ],
     ids=str,
 )
-def test_a_preset_makes_outer_steps(pair, name, given):
-    (moved, steps, mine), (_, _, theirs) = pair(_run, name, given)
-    assert moved and steps >= 5
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+@on_ranks("pair", alike=True)
+def test_a_preset_makes_outer_steps(r, name, given):
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    before = [p.detach().clone() for p in model.parameters()]
+    inner = _muon(model) if name == "mu_loco" else torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = getattr(presets, name)(sync_every=EVERY, **given)
+    optimizer = lc.DiLoCoX(inner, model=model, **options)
+    ddp_model.train(model, r.rank, 6 * EVERY, optimizer=optimizer, spare=True)
+    optimizer.finish()
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert optimizer.report["outer_steps"] >= 5
+    return [p.detach().clone() for p in model.parameters()]
 
 
 def test_muon_goes_on_from_its_state():

@@ -31,8 +31,10 @@ def _sites(name):
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", name))
 
 
-def _unmapped(r, what, where):
-    r.init()
+@pytest.mark.parametrize("where", [(0, 1, 2, 3), (3,)], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize("what", UNMAPPED)
+@ranks.on_ranks("quad")
+def test_a_part_that_is_no_box_is_refused_on_all_ranks(r, what, where):
     mesh = _sites("shards")
     placement, rows = UNMAPPED[what]
     model = nn.Module()
@@ -43,29 +45,19 @@ def _unmapped(r, what, where):
     part = torch.ones(here, COLUMNS)
     shape = {"shape": torch.Size((ROWS, COLUMNS)), "stride": (COLUMNS, 1)}
     model.odd = nn.Parameter(DTensor.from_local(part, mesh["shards"], [placement], run_check=False, **shape))
-    with pytest.raises((ValueError, dist.DistBackendError)) as error:
+    said = "odd: expected every rank to hold one range of each dimension of a parameter"
+    with pytest.raises((ValueError, dist.DistBackendError), match=f"^DiLoCoX: {said}" if r.rank == 3 else said):
         lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 3, model=model, mesh=mesh)
     # Nothing is left under way: the next one works.
     optimizer = lc.DiLoCoX(torch.optim.SGD([model.before], lr=0.1), 1, group=mesh.get_group("sites"), mode="sync")
     model.before.grad = torch.ones(3)
     optimizer.step()
     optimizer.finish()
-    return str(error.value)
 
 
-@pytest.mark.parametrize("where", [(0, 1, 2, 3), (3,)], ids=["all ranks", "one rank"])
-@pytest.mark.parametrize("what", UNMAPPED)
-def test_a_part_that_is_no_box_is_refused_on_all_ranks(quad, what, where):
-    said = quad(_unmapped, what, where)
-    assert all(
-        "odd: expected every rank to hold one range of each dimension of a parameter" in text for text in said
-    ), said
-    assert said[3].startswith("DiLoCoX: odd: ")
-
-
-def _tensor_parallel(r):
+@ranks.on_ranks("quad")
+def test_fsdp2_over_tensor_parallelism_is_one_message(r):
     """A site of two by two ranks: FSDP2 divides what tensor parallelism has divided, rows and columns, evenly or not."""
-    r.init()
     mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("sites", "shards", "parts"))
     models = []
     for _ in range(2):
@@ -94,13 +86,10 @@ def _tensor_parallel(r):
         torch.testing.assert_close(one.full_tensor(), other.full_tensor())
 
 
-def test_fsdp2_over_tensor_parallelism_is_one_message(quad):
-    quad(_tensor_parallel)
-
-
-def _differs(r, how):
+@pytest.mark.parametrize("how", ["replicas", "dp_replicate", "hsdp"])
+@ranks.on_ranks("quad")
+def test_replicas_that_differ_are_refused_on_all_ranks(r, how):
     """One element of one parameter of rank 3, the second replica of the second site, is another one."""
-    r.init()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
     if how == "hsdp":
@@ -114,21 +103,15 @@ def _differs(r, how):
             (weight.to_local() if isinstance(weight, DTensor) else weight)[0, 0] += 1
     with pytest.raises((ValueError, dist.DistBackendError)) as error:
         lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 3, model=model, mesh=mesh)
-    return str(error.value)
+    text = str(error.value)
+    assert "1.weight" in text, text
+    if how == "hsdp" or r.rank >= 2:
+        assert "expected replicas in a site to hold equal values, got checksum" in text, text
 
 
-@pytest.mark.parametrize("how", ["replicas", "dp_replicate", "hsdp"])
-def test_replicas_that_differ_are_refused_on_all_ranks(quad, how):
-    said = quad(_differs, how)
-    for rank, text in enumerate(said):
-        assert "1.weight" in text, said
-        if how == "hsdp" or rank >= 2:
-            assert "expected replicas in a site to hold equal values, got checksum" in text, said
-
-
-def _unnamed(r, how):
-    """The warnings that this rank logs."""
-    r.init()
+@pytest.mark.parametrize("how", ["dp", "cluster", "stages", "replicas"])
+@ranks.on_ranks("quad")
+def test_replicas_that_nothing_names_are_warned_of_once_a_site(r, how):
     mesh = _sites("stages" if how == "stages" else "replicas" if how == "replicas" else "dp")
     torch.manual_seed(r.rank % 2 if how == "stages" else 0)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8))
@@ -146,25 +129,16 @@ def _unnamed(r, how):
         "it works, at the cost that it tells"
     )
     optimizer.finish()
-    return texts
-
-
-@pytest.mark.parametrize("how", ["dp", "cluster", "stages", "replicas"])
-def test_replicas_that_nothing_names_are_warned_of_once_a_site(quad, how):
-    found = quad(_unnamed, how)
-    if how in ("stages", "replicas"):
-        assert found == [[]] * 4
+    if how in ("stages", "replicas") or r.rank in (1, 3):
+        assert not texts
         return
-    assert [len(texts) for texts in found] == [1, 0, 1, 0]
     remedy = "name the mesh's dimension 'dp' 'replicas', or pass replicas=" if how == "dp" else "Then pass replicas="
-    for site in range(2):
-        (text,) = found[2 * site]
-        assert (
-            f"ranks [{2 * site}, {2 * site + 1}] of this site" in text and "sends 2 messages" in text and remedy in text
-        )
+    (text,) = texts
+    assert f"ranks [{r.rank}, {r.rank + 1}] of this site" in text and "sends 2 messages" in text and remedy in text
 
 
-def _resumes(r, port):
+@ranks.on_ranks(2)
+def test_states_of_other_outer_steps_are_refused_on_all_ranks_of_the_site(r, port):
     """Rank 1 of a site resumes from another run, whose interval was twice as long."""
     r.init()
     torch.manual_seed(0)
@@ -186,11 +160,6 @@ def _resumes(r, port):
             optimizer.step()
         states.append(optimizer.state_dict())
         members.leave()
-    with pytest.raises(ValueError) as error:
+    said = "^DiLoCoX: resume: expected states of one outer step on all ranks of the site, got .2, 1. by rank .0: none.$"
+    with pytest.raises(ValueError, match=said):
         loop("again", 3, resume=states[r.rank])
-    return str(error.value)
-
-
-def test_states_of_other_outer_steps_are_refused_on_all_ranks_of_the_site(store):
-    said = "DiLoCoX: resume: expected states of one outer step on all ranks of the site, got [2, 1] by rank (0: none)"
-    assert ranks.run_ranks(_resumes, 2, store.port) == [said] * 2

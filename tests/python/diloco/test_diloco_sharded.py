@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -38,9 +39,9 @@ def _whole(model):
     return {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
 
 
-def _evaluates(r):
-    """Returns what the model computes with own parameters, outer, own, restored ones, at the end; and what it should."""
-    r.init()
+@on_ranks("quad")
+def test_evaluations_compute_with_the_parameters_of_the_moment(r):
+    """Those of training, the outer ones, again those of training, restored ones, those at the end."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
     torch.manual_seed(7)
     model = fully_shard(torch.nn.Linear(8, 8), mesh=mesh["shards"])  # a root's weight stays after a forward
@@ -71,20 +72,16 @@ def _evaluates(r):
     evaluate()
     optimizer.finish()
     evaluate()
-    return computed, held
+    own, outer, again, restored, _ = held
+    assert torch.equal(own, again) and not torch.equal(own, outer) and torch.equal(outer, restored)
+    torch.testing.assert_close(computed, held)
 
 
-def test_evaluations_compute_with_the_parameters_of_the_moment(quad):
-    for computed, held in quad(_evaluates):
-        own, outer, again, restored, _ = held
-        assert torch.equal(own, again) and not torch.equal(own, outer) and torch.equal(outer, restored)
-        for got, want in zip(computed, held, strict=True):
-            torch.testing.assert_close(got, want)
-
-
-def _resumes(r, how):
+@pytest.mark.later
+@pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
+@on_ranks("quad")
+def test_shards_are_resumed(r, how):
     """Shards saved while averages are under way, into one distributed checkpoint, and resumed."""
-    r.init()
     model, optimizer = _make(how, CODED)
     fsdp_model.steps(r, model, optimizer, range(STEPS))
     cluster = f"model{r.rank // 2}"
@@ -104,9 +101,3 @@ def _resumes(r, how):
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
     assert not diloco_model.differing(_whole(model), whole)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
-def test_shards_are_resumed(quad, how):
-    quad(_resumes, how)

@@ -44,54 +44,35 @@ def _train(model, optimizer, site, steps, spoilt=False):
         optimizer.zero_grad()
 
 
-def _saves_a_nan(r):
-    """One replica has sent a NaN, which its state_dict meets: the site's other rank drops its part of the step too."""
+def _sends_a_nan(r, mode):
+    """One replica has a NaN, which its step or its state_dict meets: the site's other rank drops its part of the step too."""
     r.init(timeout_s=TIMEOUT_S)
-    site, model, optimizer = _by_hand(r, codec="sym4:bucket=64")
+    site, model, optimizer = _by_hand(r, codec="sym4:bucket=64", mode=mode)
     _train(model, optimizer, site, range(EVERY - 1))
-    _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
     with pytest.raises((ValueError, dist.DistBackendError)) as caught:
+        _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
         optimizer.state_dict()
     optimizer.restore()
+    optimizer.zero_grad()
     _train(model, optimizer, site, range(EVERY, 4 * EVERY))
     outer_steps = optimizer.report["outer_steps"]
     optimizer.finish()
     return str(caught.value), outer_steps, [p.detach().clone() for p in model.parameters()]
 
 
-def test_sites_train_on_after_a_state_that_one_replica_could_not_save(quad):
-    found = quad(_saves_a_nan)
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+def test_sites_train_on_after_a_step_that_one_replica_has_spoilt(quad, mode):
+    found = quad(_sends_a_nan, mode)
     for said, outer_steps, parameters in found:
         assert "expected finite pseudo-gradients" in said
-        assert outer_steps == 4
+        assert outer_steps == (3 if mode == "sync" else 4)
         assert all(p.isfinite().all() for p in parameters)
         assert not diloco_model.differing(parameters, found[0][2])
 
 
-def _is_spoilt(r):
-    """A NaN in the gradient of one replica only, after its gradients were averaged: every rank of both sites drops the step."""
-    r.init(timeout_s=TIMEOUT_S)
-    site, model, optimizer = _by_hand(r, codec="sym4:bucket=64", mode="sync")
-    _train(model, optimizer, site, range(EVERY - 1))
-    with pytest.raises(ValueError, match="(?s)dropped.*finite|finite.*dropped"):
-        _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
-    optimizer.restore()
-    optimizer.zero_grad()
-    _train(model, optimizer, site, range(EVERY, 2 * EVERY))
-    optimizer.finish()
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def test_what_one_rank_of_a_site_spoils_every_rank_drops(quad):
-    found = quad(_is_spoilt)
-    for parameters in found:
-        assert all(p.isfinite().all() for p in parameters)
-        assert not diloco_model.differing(parameters, found[0])
-
-
-def _buffers_of_replicas(r):
+@ranks.on_ranks("quad", group={"timeout_s": TIMEOUT_S})
+def test_of_replicas_the_first_ones_buffers_are_averaged(r):
     """Each replica has running means and variances of its own."""
-    r.init(timeout_s=TIMEOUT_S)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5))
@@ -105,12 +86,7 @@ def _buffers_of_replicas(r):
     with optimizer.outer_parameters():
         outer = model[1].running_mean.tolist(), model[1].running_var.tolist()
     optimizer.finish()
-    return averaged, outer
-
-
-def test_of_replicas_the_first_ones_buffers_are_averaged(quad):
-    for averaged, outer in quad(_buffers_of_replicas):
-        assert averaged == outer == ([11.0] * 5, [21.0] * 5)  # of ranks 0 and 2
+    assert averaged == outer == ([11.0] * 5, [21.0] * 5)  # of ranks 0 and 2
 
 
 def _buffers_of_a_stage(r, first):

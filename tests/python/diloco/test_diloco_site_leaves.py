@@ -6,10 +6,12 @@ import signal
 import pytest
 import ranks
 import torch.distributed as dist
-from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of, wake
+from site_rank import DEADLINE_S, SiteRank, at, die, site_of, wake
 
 
-def _leaves(r, port):
+@pytest.mark.later
+@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S / 3)
+def test_the_others_do_not_wait_for_a_site_that_left(r, port):
     """Both ranks of the third site leave; their last sign of life would count for longer than the test may take."""
     site = site_of(r.rank)
     trained = SiteRank(r, port, site, "fsdp2", mode="continue", timeout_s=2 * DEADLINE_S)
@@ -30,12 +32,9 @@ def _leaves(r, port):
     return trained.ended()
 
 
-@pytest.mark.later
-def test_the_others_do_not_wait_for_a_site_that_left(store):
-    expect_equal(ranks.run_ranks(_leaves, 6, store.port, timeout=DEADLINE_S / 3)[:4])
-
-
-def _stopped(r, port):
+@pytest.mark.slow
+@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S)
+def test_a_site_comes_back_of_which_one_rank_was_stopped(r, port):
     """One rank of the third site is stopped until the others have gone on without its site, and wakes up in time."""
     site = site_of(r.rank)
     # The others give the stopped rank up after 10 s, and its site 2 s later; the other rank of the site waits for it for 20 s.
@@ -60,11 +59,8 @@ def _stopped(r, port):
 
 
 @pytest.mark.slow
-def test_a_site_comes_back_of_which_one_rank_was_stopped(store):
-    expect_equal(ranks.run_ranks(_stopped, 6, store.port, timeout=DEADLINE_S))
-
-
-def _given_up(r, port):
+@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL, 3: -signal.SIGKILL})
+def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(r, port):
     """A rank of the second site is stopped until the other one has given it up; both end, and their launcher starts others."""
     site, again = site_of(r.rank), r.rank >= 4
     if again:
@@ -95,10 +91,3 @@ def _given_up(r, port):
         trained.steps_until(2)
     trained.steps_together(9)
     return trained.ended()
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(store):
-    gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
-    ended = ranks.run_ranks(_given_up, 6, store.port, timeout=DEADLINE_S, allow_exit=gone)
-    expect_equal(ended[:2] + ended[4:])

@@ -143,27 +143,21 @@ def _resumes(r, port, what):
     return found
 
 
-@pytest.mark.later
-def test_a_site_goes_on_from_what_its_ranks_saved(store):
-    found = ranks.run_ranks(_resumes, 4, store.port, "saved", timeout=DEADLINE_S)
-    assert len(set(found)) == 1 and found[0][0] == 9
+# What the second rank has in its state's place, and what the ranks are told.
+NO_STATE = {
+    "none": ("resume: expected states of one inner step on all ranks of the site, got [9, 0] by rank", "got [9, 0]"),
+    "other": ("membership: expected no error in this site, got rank 1's: ", "DiLoCoX"),
+}
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(
-    ("what", "first", "second"),
-    [
-        (
-            "none",
-            "resume: expected states of one inner step on all ranks of the site, got [9, 0] by rank",
-            "got [9, 0]",
-        ),
-        ("other", "membership: expected no error in this site, got rank 1's: ", "DiLoCoX"),
-    ],
-)
-def test_a_site_of_which_one_rank_has_no_state_is_refused(store, what, first, second):
+@pytest.mark.parametrize("what", ["saved", *NO_STATE])
+def test_a_site_goes_on_from_what_its_ranks_saved(store, what):
     found = ranks.run_ranks(_resumes, 4, store.port, what, timeout=DEADLINE_S)
-    assert first in found[2] and second in found[3], found
+    if what == "saved":
+        assert len(set(found)) == 1 and found[0][0] == 9
+    else:
+        assert all(said in text for said, text in zip(NO_STATE[what], found[2:], strict=True)), found
 
 
 def _mistaken(r, port, what):
@@ -247,9 +241,10 @@ def test_a_site_of_one_rank_meets_one_of_two(store, first, options):
     expect_equal([ended for *_, ended in found])
 
 
-def _machines_of_one_model(r, port, what):
+@pytest.mark.parametrize("what", ["fsdp2", "cluster"])
+@ranks.on_ranks("pair", group={"timeout_s": 20})
+def test_a_membership_of_each_rank_of_a_site_is_refused(r, port, what):
     """Two ranks that share one model, each of which makes a membership without site=."""
-    r.init(timeout_s=20)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -258,13 +253,6 @@ def _machines_of_one_model(r, port, what):
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     given = {"cluster": dist.group.WORLD} if what == "cluster" else {}
     members = lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), f"machine{r.rank}")
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=rf"made with site=, \[0, 1\], got one of the ranks \[{r.rank}\]$"):
         lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 4, model=model, group=members, **given)
     members.leave()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("what", ["fsdp2", "cluster"])
-def test_a_membership_of_each_rank_of_a_site_is_refused(store, pair, what):
-    for rank, said in enumerate(pair(_machines_of_one_model, store.port, what)):
-        assert said.endswith(f"made with site=, [0, 1], got one of the ranks [{rank}]"), said

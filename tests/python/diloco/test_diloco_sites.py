@@ -1,5 +1,7 @@
 """lc.DiLoCoX over sites of several ranks: one message a site, a share of the state a rank, the bits of sites of one rank."""
 
+import functools
+
 import diloco_model
 import pytest
 import ranks
@@ -99,13 +101,9 @@ def _trains(r, how, options):
     return {"own": own, "outer": outer, "ended": _whole(model)}, sent, report, kept
 
 
-def _run(how, options, size):
-    return ranks.run_ranks(_trains, size, how, options, timeout=180)
-
-
 @pytest.fixture(scope="module")
 def of_one_rank(pair):
-    return {name: pair(_trains, "one", options, timeout=120) for name, options in SETTINGS.items()}
+    return functools.cache(lambda name: pair(_trains, "one", SETTINGS[name], timeout=120))
 
 
 def _expect_shared(several, alone, ranks_a_site):
@@ -124,38 +122,34 @@ def _expect_shared(several, alone, ranks_a_site):
         assert max(part for *_, part in members) <= 1.35 * kept / ranks_a_site
 
 
-@pytest.mark.parametrize("how", ["fsdp2", "ddp"])
-def test_two_ranks_a_site_have_the_bits_of_one_by_default(pair, quad, how):
-    options = SETTINGS["continue"]
-    _expect_shared(quad(_trains, how, options, timeout=120), pair(_trains, "one", options, timeout=120), 2)
+LATER = [
+    ("ddp", "exact"),
+    ("by hand", "continue"),
+    ("by hand", "sync"),
+    ("fsdp2", "random"),
+    ("ddp", "streaming"),
+    ("fsdp2", "adaptive"),
+]
 
 
-@pytest.mark.later
 @pytest.mark.parametrize(
     ("how", "name"),
-    [
-        ("ddp", "exact"),
-        ("by hand", "continue"),
-        ("by hand", "sync"),
-        ("fsdp2", "random"),
-        ("ddp", "streaming"),
-        ("fsdp2", "adaptive"),
-    ],
+    [("fsdp2", "continue"), ("ddp", "continue"), *(pytest.param(*case, marks=pytest.mark.later) for case in LATER)],
 )
 def test_two_ranks_a_site_have_the_bits_of_one(quad, of_one_rank, how, name):
-    several = quad(_trains, how, SETTINGS[name], timeout=120)
+    several, alone = quad(_trains, how, SETTINGS[name], timeout=120), of_one_rank(name)
     if name == "adaptive":  # factored matrices are not cut: one is most of this model
         for found, _, report, _ in several:
-            assert not diloco_model.differing(found["outer"], of_one_rank[name][0][0]["outer"])
-            assert report["rank"] == of_one_rank[name][0][2]["rank"] < 6
+            assert not diloco_model.differing(found["outer"], alone[0][0]["outer"])
+            assert report["rank"] == alone[0][2]["rank"] < 6
         return
-    _expect_shared(several, of_one_rank[name], 2)
+    _expect_shared(several, alone, 2)
 
 
 @pytest.mark.later
 @pytest.mark.parametrize("how", ["hsdp", "fsdp2 x ddp"])
 def test_two_replicas_of_two_shards_have_the_bits_of_one(of_one_rank, how):
-    _expect_shared(_run(how, SETTINGS["continue"], 8), of_one_rank["continue"], 4)
+    _expect_shared(ranks.run_ranks(_trains, 8, how, SETTINGS["continue"], timeout=180), of_one_rank("continue"), 4)
 
 
 FACTORED = {"mode": "sync", "codec": "sym4:bucket=64", "rank": 32, "check_every": 0}
@@ -227,18 +221,12 @@ def test_replicas_of_a_pipelines_stages_have_the_bits_of_one(quad):
         assert abs(total - alone[place][1]) <= 0.01 * alone[place][1] + 200
 
 
-def _another_cluster(r):
-    r.init()
+@ranks.on_ranks("quad")
+def test_a_cluster_that_is_no_site_is_refused(r):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "ranks"))
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
     sites = mesh.get_group("sites")
     arguments = {"group": sites, "replicas": mesh.get_group("ranks"), "cluster": sites}
-    with pytest.raises((ValueError, dist.DistBackendError)) as caught:
+    with pytest.raises((ValueError, dist.DistBackendError), match="cluster: expected all ranks of the site"):
         lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), EVERY, model=model, **arguments)
-    return str(caught.value)
-
-
-def test_a_cluster_that_is_no_site_is_refused(quad):
-    found = quad(_another_cluster)
-    assert all("cluster: expected all ranks of the site" in text for text in found), found

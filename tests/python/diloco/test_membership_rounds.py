@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 import ranks
-import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
 from membership_rounds import Beat, client, rounds_at
@@ -23,7 +22,8 @@ def rounds(store):
     return rounds_at(store)
 
 
-def _uncounted(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_finds_the_open_round(r, port):
     """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
     from torch.distributed import PrefixStore
 
@@ -32,10 +32,6 @@ def _uncounted(r, port):
     store.add("1/entered", 1)
     formed = join(port, "only", min_machines=1).form()
     assert (formed.number, formed.machines) == (2, ("only",))
-
-
-def test_finds_the_open_round(store):
-    ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
 
 
 def test_a_round_closes_without_a_machine_that_has_left(rounds):
@@ -154,7 +150,8 @@ def test_a_round_that_two_machines_close_counts_once(store):
     assert late.take_place()[0] == 2
 
 
-def _superseded(r, port):
+@ranks.on_ranks(3, timeout=DEADLINE_S)
+def test_a_machine_whose_id_another_process_has_is_told(r, port):
     """A machine is stopped until another process has its id, and wakes up: it is told, and holds nobody up."""
     name = "b" if r.rank == 0 else "a"
     if r.rank == 2:
@@ -185,10 +182,6 @@ def _superseded(r, port):
     members.leave()
 
 
-def test_a_machine_whose_id_another_process_has_is_told(store):
-    ranks.run_ranks(_superseded, 3, store.port, timeout=DEADLINE_S)
-
-
 def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     """While it does not look at the others they do not grow old for it."""
     from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -212,7 +205,8 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
         stopped.is_current()
 
 
-def _gave_up(r, port):
+@ranks.on_ranks(3, timeout=DEADLINE_S)
+def test_a_machine_that_has_given_up_holds_nobody_up(r, port):
     """The first machine in a round gives up and lives on; the others form a group without it."""
     if r.rank == 0:
         members = join(port, "first", timeout=timedelta(seconds=2))
@@ -230,14 +224,12 @@ def _gave_up(r, port):
     members.leave()
 
 
-def test_a_machine_that_has_given_up_holds_nobody_up(store):
-    ranks.run_ranks(_gave_up, 3, store.port, timeout=DEADLINE_S)
-
-
 STEP_S = 0.4
 
 
-def _long_interval(r, port):
+@pytest.mark.slow
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_a_machine_that_comes_waits_while_the_others_train(r, port):
     """An interval is longer than patience and time-out: a machine that comes waits until those that train let it in."""
     deadlines = {"min_machines": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}
     options = {"mode": "sync", "sync_every": 10}
@@ -264,10 +256,3 @@ def _long_interval(r, port):
     members.leave()
     assert not trained.lost
     return outer
-
-
-@pytest.mark.slow
-def test_a_machine_that_comes_waits_while_the_others_train(store):
-    first, *others = ranks.run_ranks(_long_interval, 3, store.port, timeout=DEADLINE_S)
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

@@ -109,7 +109,7 @@ def _matrix(r):
             ("reduce_scatter", comms._reductions[0], gradient_codec),
         ):
             assert stats[op]["exact_calls"] == (stats[op]["calls"] if codec == "none" else 0), (said, stats[op])
-            a_call = _message_bytes(comm._layout, op, (ROWS + 1) * COLUMNS // r.size)
+            a_call = _message_bytes(comm.levels.layout, op, (ROWS + 1) * COLUMNS // r.size)
             assert stats[op]["wire_bytes"] == stats[op]["calls"] * a_call * (r.size - 1), (said, stats[op])
     return crcs
 

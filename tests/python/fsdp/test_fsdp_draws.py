@@ -86,8 +86,8 @@ def test_no_two_segments_share_a_slot(r):
         for part in model:
             fully_shard(part, mesh=init_device_mesh("cpu", (r.size,)))
         comms = lc.fsdp.quantize(model, **CODECS)
-        taken += [(g._slot, len(g._layout)) for g in comms._gathers]
-        taken += [(g._slot, len(g._layout) * r.size) for g in comms._reductions]
+        taken += [(g._slot, len(g.levels.layout)) for g in comms._gathers]
+        taken += [(g._slot, len(g.levels.layout) * r.size) for g in comms._reductions]
     slots = [slot for first, count in taken for slot in range(first, first + count)]
     assert len(set(slots)) == len(slots)
     assert min(slots) >= 2**32, "those below are of ops under a policy"

@@ -5,9 +5,8 @@ import itertools
 import pytest
 import stages_case as case
 import torch
-import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
 
@@ -58,16 +57,14 @@ def test_a_batch_is_filled_up_by_the_first_samples_of_its_epoch():
         _numbers(10, batch=11, last="fill")
 
 
-def _filled(r, shuffle):
+@pytest.mark.parametrize("shuffle", ["epoch", "global"])
+@on_ranks("quad")
+def test_filled_batches_of_two_replicas(r, shuffle):
     """Two replicas of two stages on 61 samples: what a filled batch repeats is one more visit, on both sides."""
-    r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
     cache, samples, epochs = lc.pipeline.Cache(), 61, 3
-    stage = lc.pipeline.Stage(
-        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **case.CODED
-    )
-    schedule = Schedule1F1B(stage, case.MICRO, loss_fn=case.loss)
+    schedule, _ = case.build(index, 2, "1F1B", group=mesh.get_group("stage"), cache=cache, **case.CODED)
     options = {"cache": cache, "group": mesh.get_group("replica")} if shuffle == "global" else {}
     steps = 0
     for numbers, x, y in lc.pipeline.batches(
@@ -83,18 +80,9 @@ def _filled(r, shuffle):
         lc.pipeline.step(schedule, x, samples=numbers, target=y)
         steps += 1
     assert steps == 2 * epochs
-    rows = cache.slots.rows(0, index == 0).tolist()
-    sides = [None, None]
-    dist.all_gather_object(sides, rows, group=mesh.get_group("stage"))
-    assert sides[0] == sides[1]
-    everybody = [None] * 4
-    dist.all_gather_object(everybody, {row[1]: row[2] for row in rows})
+    rows = case.equal_rows(cache.slots.rows(0, index == 0), mesh.get_group("stage"))
+    everybody = case.gathered({row[1]: row[2] for row in rows})
     parts = everybody[::2]
     assert sorted(itertools.chain(*parts)) == list(range(samples))
     assert sum(sum(part.values()) for part in parts) == 2 * steps * case.ROWS, "a version a visit"
     assert cache.stats()["forgotten"] == {}
-
-
-@pytest.mark.parametrize("shuffle", ["epoch", "global"])
-def test_filled_batches_of_two_replicas(quad, shuffle):
-    quad(_filled, shuffle)

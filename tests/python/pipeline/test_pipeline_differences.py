@@ -5,10 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
-import ranks
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -16,19 +16,12 @@ import torch_lowcomm as lc
 CPU = torch.device("cpu")
 
 
-def _step(schedule):
-    x, y = case.batch()
-    losses = []
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
-    return losses
-
-
 def _expect_both_name(r, schedule, name, values):
     """The step raises before a tensor is sent."""
     mine, other = values[r.rank], values[1 - r.rank]
     said = f"boundary 0: {name}: expected the same on both sides, rank {r.rank} has {mine!r}, rank {1 - r.rank} has {other!r}"
     with pytest.raises(ValueError) as failure:
-        _step(schedule)
+        case.step(schedule)
     assert said in str(failure.value), failure.value
     for op in next(iter(lc.stats().values())):
         assert not op.startswith("send forward"), op
@@ -42,9 +35,9 @@ def _static(rank, tensor):
     return pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
 
 
-def _differ(r):
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nobody waits for it
+def test_stages_that_were_made_differently_are_named_on_both_sides(r):
     """A pair of each kind after the other, then one without a difference, all in one group."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for it
     rows, mine = case.ROWS // case.MICRO, r.rank
 
     def tensors(shape, dtype=torch.float32):
@@ -63,12 +56,8 @@ def _differ(r):
         stage = lc.pipeline.Stage(case.module(mine), mine, stages, CPU, **options)
         return kind(stage, micro, loss_fn=case.loss)
 
-    _expect_both_name(
-        r,
-        schedule((pipelining.ScheduleGPipe, pipelining.Schedule1F1B)[mine]),
-        "schedule",
-        ("ScheduleGPipe", "Schedule1F1B"),
-    )
+    kinds = (pipelining.ScheduleGPipe, pipelining.Schedule1F1B)
+    _expect_both_name(r, schedule(kinds[mine]), "schedule", ("ScheduleGPipe", "Schedule1F1B"))
     _expect_both_name(r, schedule(micro=(4, 2)[mine]), "micro-batches", ("4", "2"))
     _expect_both_name(r, schedule(stages=(2, 3)[mine]), "stages", ("2", "3"))
     slot = 3 * case.WIDTH * 2
@@ -81,43 +70,35 @@ def _differ(r):
         values = ("store=fp16, max_bytes=None, overflow=stateless", said)
         _expect_both_name(r, schedule(cache=cache, **case.CODED), "cache", values)
         assert cache.bytes == 0
-    assert len(_step(_static(mine, like))) == case.MICRO * mine
+    one = (lc.pipeline.Cache(), None)[mine]
+    values = ("store=fp16, max_bytes=None, overflow=stateless", "none")
+    _expect_both_name(r, schedule(cache=one, **case.CODED), "cache", values)
+    _expect_both_name(r, schedule(unit=("token", "sample")[mine]), "unit", ("token", "sample"))
+    assert len(case.step(_static(mine, like))) == case.MICRO * mine
     cache = lc.pipeline.Cache()
-    assert len(_step(schedule(cache=cache, **case.CODED))) == case.MICRO * mine
+    assert len(case.step(schedule(cache=cache, **case.CODED))) == case.MICRO * mine
     assert len(case.equal_rows(cache.slots.rows(0, mine == 0))) == case.ROWS
 
 
-def test_stages_that_were_made_differently_are_named_on_both_sides(pair):
-    pair(_differ)
-
-
-def _another_batch(r):
+@case.TELLS_SHAPES
+@on_ranks("pair", group={"timeout_s": 300})
+def test_a_batch_of_another_size_on_one_side_is_named_on_both(r):
     """A batch of other rows on one side, after the shapes were told: both sides raise, and go on after a reset."""
-    r.init("lowcomm", timeout_s=300)
     schedule, _ = case.build(r.rank, 2, "GPipe")
-    x, y = case.batch()
-    lc.pipeline.step(schedule, x, target=y)
+    case.step(schedule)
     rows = case.ROWS // 2 if r.rank == 0 else case.ROWS
     with pytest.raises(dist.DistBackendError, match="elements differs: rank 0 has '144', rank 1 has '288'"):
-        lc.pipeline.step(schedule, x[:rows], target=y)
+        case.step(schedule, case.batch()[0][:rows], samples=range(rows))
     lc.pipeline.reset(schedule)
-    losses = []
-    lc.pipeline.step(schedule, x, target=y, losses=losses)
-    assert len(losses) == case.MICRO * r.rank
+    assert len(case.step(schedule)) == case.MICRO * r.rank
     dist.destroy_process_group()
 
 
-@case.TELLS_SHAPES
-def test_a_batch_of_another_size_on_one_side_is_named_on_both(pair):
-    pair(_another_batch)
-
-
-def _no_numbers(r):
+@on_ranks("pair", group={"timeout_s": 300})
+def test_sample_numbers_that_are_none(r):
     """Sample numbers that are none, as integers and as tensors: refused before anything is sent, on every rank."""
-    r.init("lowcomm", timeout_s=300)
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, 2, "GPipe", cache=cache, **case.CODED)
-    x, y = case.batch()
     others = list(range(1, case.ROWS))
     for samples, least, most in (
         ([-1, *others], -1, case.ROWS - 1),
@@ -125,16 +106,13 @@ def _no_numbers(r):
         ([2**63, *others], 1, 2**63),
     ):
         with pytest.raises(ValueError, match=rf"samples: expected numbers of 0\.\.\.2\^63 - 1, got {least} to {most}"):
-            lc.pipeline.step(schedule, x, samples=samples, target=y)
-    lc.pipeline.step(schedule, x, samples=[2**63 - 1, *others], target=y)
+            case.step(schedule, samples=samples)
+    case.step(schedule, samples=[2**63 - 1, *others])
     assert max(row[1] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))) == 2**63 - 1
 
 
-def test_sample_numbers_that_are_none(pair):
-    pair(_no_numbers)
-
-
-def _read_only(r):
+@on_ranks(2, timeout=120)
+def test_files_that_became_read_only(r):
     """Files of rank 0 that nobody may write to any more: the open cache goes on; a later one names them, and another goes on."""
     if os.geteuid() == 0:  # root may write to everything
         Path(r.folder).chmod(0o711)
@@ -147,11 +125,11 @@ def _read_only(r):
     folder = r.path(f"cache{r.rank}")
     cache = lc.pipeline.Cache(folder=folder)
     schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **case.CODED)
-    _step(schedule)
+    case.step(schedule)
     (file,) = folder.glob("*.slots")
     if r.rank == 0:
         file.chmod(stat.S_IRUSR)
-    _step(schedule)
+    case.step(schedule)
     cache.close()
     if r.rank == 0:
         with pytest.raises(PermissionError, match=str(file)):
@@ -159,7 +137,7 @@ def _read_only(r):
         folder = folder / "another"
     cache = lc.pipeline.Cache(folder=folder)
     schedule, _ = case.build(r.rank, 2, "1F1B", cache=cache, **case.CODED)
-    _step(schedule)
+    case.step(schedule)
     assert [row[2] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))] == [1] * case.ROWS, (
         "first visits on both sides"
     )
@@ -167,7 +145,3 @@ def _read_only(r):
     dist.destroy_process_group()
     if os.getuid() == 0:
         os.seteuid(0)  # to leave the answer
-
-
-def test_files_that_became_read_only():
-    ranks.run_ranks(_read_only, 2, timeout=120)

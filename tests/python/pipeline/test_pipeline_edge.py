@@ -6,6 +6,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -30,8 +31,8 @@ def _step(r, stage, x, y, order, samples=None, **options):
         lc.pipeline.Edge.of(peer).finish()
 
 
-def _exact(r):
-    r.init("lowcomm")
+@on_ranks("quad")
+def test_the_whole_models_gradients_on_four_ranks(r):
     x, y = case.batch()
     model, stage = case.whole(r.size), case.module(r.rank)
     for part, target in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), strict=True):
@@ -43,17 +44,13 @@ def _exact(r):
             torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_the_whole_models_gradients_on_four_ranks(quad):
-    quad(_exact)
-
-
 def _rows(cache, peer, sends):
     """What the end of edge 0 to a peer remembers, as Slots.rows."""
     return cache.slots.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
 
 
-def _coded(r):
-    r.init("lowcomm")
+@on_ranks("quad")
+def test_both_ends_remember_the_same(r):
     cache = lc.pipeline.Cache()
     stage = case.module(r.rank)
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.05)
@@ -61,8 +58,7 @@ def _coded(r):
         _step(r, stage, x, y, "forward", samples, cache=cache, **case.CODED)
         optimizer.step()
         optimizer.zero_grad()
-    rows = [None] * r.size
-    dist.all_gather_object(rows, [_rows(cache, r.rank + 1, True), _rows(cache, r.rank - 1, False)])
+    rows = case.gathered([_rows(cache, r.rank + 1, True), _rows(cache, r.rank - 1, False)])
     for (sent, _), (_, received) in itertools.pairwise(rows):
         assert sent == received
         assert [row[2] for row in sent] == [3] * case.SAMPLES
@@ -74,13 +70,9 @@ def _coded(r):
         lc.pipeline.Edge.of(r.rank - 1 if r.rank else 1, forward="gauss2")
 
 
-def test_both_ends_remember_the_same(quad):
-    quad(_coded)
-
-
-def _several(r):
+@on_ranks("pair")
+def test_several_tensors_and_evaluation(r):
     """Three tensors: two floats of which one is unused in the loss, one of integers; receives posted ahead; evaluation."""
-    r.init("lowcomm")
     edge = lc.pipeline.Edge(1 - r.rank, 7)
     weight = torch.arange(6.0).view(2, 3).requires_grad_()
     numbers = torch.tensor([[3], [4]])
@@ -108,12 +100,8 @@ def _several(r):
     edge.finish()
 
 
-def test_several_tensors_and_evaluation(pair):
-    pair(_several)
-
-
-def _faults(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_errors_reach_both_ends_and_both_go_on(r):
     cache = lc.pipeline.Cache()
     edge = lc.pipeline.Edge(1 - r.rank, cache=cache, **case.CODED)
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -128,8 +116,7 @@ def _faults(r):
             edge.finish()
 
     def equal():
-        rows = [None, None]
-        dist.all_gather_object(rows, _rows(cache, 1 - r.rank, r.rank == 0))
+        rows = case.gathered(_rows(cache, 1 - r.rank, r.rank == 0))
         assert rows[0] == rows[1] and len(rows[0]) == 4
 
     with pytest.raises(ValueError, match="expected samples= with a cache, and none without, got no samples with one"):
@@ -168,13 +155,9 @@ def _faults(r):
     dist.destroy_process_group()
 
 
-def test_errors_reach_both_ends_and_both_go_on(pair):
-    pair(_faults)
-
-
-def _modes(r):
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
+def test_ends_that_differ_in_gradients_are_named(r):
     """One end with gradients and one without: both hear of it with the message, and go on after a reset."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
     edge = lc.pipeline.Edge(1 - r.rank)
     x = torch.ones(3, 5, requires_grad=True)
     for with_gradients in (0, 1):
@@ -195,7 +178,3 @@ def _modes(r):
         else:
             (3 * edge.recv(torch.empty(3, 5))).sum().backward()
         edge.finish()
-
-
-def test_ends_that_differ_in_gradients_are_named(pair):
-    pair(_modes)

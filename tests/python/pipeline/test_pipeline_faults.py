@@ -1,33 +1,37 @@
 """lc.pipeline where something is wrong: mistakes before anything is sent, stages that differ, numbers that are none."""
 
+import logging
+
 import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from kept_log import kept_log
+from ranks import on_ranks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline import boundary_module
 
 
-def _mistakes(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_mistakes_are_named_before_anything_is_sent(r):
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
     x, y = case.batch()
     with pytest.raises(ValueError, match="samples: expected each once in a batch, got sample 3 again"):
-        lc.pipeline.step(schedule, x, samples=[3] * case.ROWS, target=y)
+        case.step(schedule, samples=[3] * case.ROWS)
     with pytest.raises(ValueError, match="expected a multiple of the 4 micro-batches, got 15"):
-        lc.pipeline.step(schedule, x[:15], samples=range(15), target=y[:15])
+        case.step(schedule, x[:15], y[:15], samples=range(15))
     with pytest.raises(ValueError, match="expected one for each of the batch's 16 rows, got 12"):
-        lc.pipeline.step(schedule, x, samples=range(12), target=y)
+        case.step(schedule, samples=range(12))
     with pytest.raises(ValueError, match="a step with a cache: expected samples="):
-        lc.pipeline.step(schedule, x, target=y)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        case.step(schedule, samples=None)
+    case.step(schedule)
     other = type(schedule)(schedule._stage, 2, loss_fn=case.loss)
     with pytest.raises(ValueError, match="expected a schedule of 4 micro-batches, as before, got 2"):
-        lc.pipeline.step(other, x, samples=range(case.ROWS), target=y)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        case.step(other)
+    case.step(schedule)
     for options, said in (
         ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
         ({"cache": cache, "forward": "none"}, "forward: expected a codec of changes with a cache, got none"),
@@ -50,123 +54,45 @@ def _mistakes(r):
         lc.pipeline.Cache(store="int4")
 
 
-def test_mistakes_are_named_before_anything_is_sent(pair):
-    pair(_mistakes)
-
-
 def _leave(r):
     """Ends the group once both stages have heard: one that leaves before the other resets its connections."""
     r.meet()
     dist.destroy_process_group()
 
 
-def _differ(r, options, said):
-    """Stages that are given other options hear of it on both sides."""
-    r.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "GPipe", **options[r.rank])
-    x, y = case.batch()
+@on_ranks("pair")
+def test_stages_of_another_codec_are_named(r):
+    schedule, _ = case.build(r.rank, r.size, "GPipe", forward=("sym8:bucket=128", "sym4:bucket=128")[r.rank])
+    said = "codec differs: rank 0 has 'sym8:bucket=128,unit=24', rank 1 has 'sym4:bucket=128,unit=24'"
     with pytest.raises(dist.DistBackendError, match=said):
-        lc.pipeline.step(schedule, x, target=y)
+        case.step(schedule)
     _leave(r)
 
 
-def test_stages_of_another_codec_are_named(pair):
-    options = [{"forward": "sym8:bucket=128"}, {"forward": "sym4:bucket=128"}]
-    pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128,unit=24', rank 1 has 'sym4:bucket=128,unit=24'")
-
-
-def _other_samples(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_other_samples_on_the_two_sides_are_named(r):
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **case.CODED)
-    x, y = case.batch()
     with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
-        lc.pipeline.step(schedule, x, samples=range(9 * r.rank, 9 * r.rank + 16), target=y)
+        case.step(schedule, samples=range(9 * r.rank, 9 * r.rank + 16))
     with pytest.raises(
         RuntimeError, match="a message of an earlier step failed; call lc.pipeline.reset.*samples differs"
     ):
-        lc.pipeline.step(schedule, x, samples=range(16), target=y)
+        case.step(schedule)
     _leave(r)
 
 
-def test_other_samples_on_the_two_sides_are_named(pair):
-    pair(_other_samples)
-
-
-def _not_a_number(r):
-    """A NaN in an activation, then in a gradient: both sides raise, no cache changes by it, and a new group goes on."""
-    caches = lc.pipeline.Cache()
-    x, y = case.batch()
-
-    def rows():
-        return caches.slots.rows(0, r.rank == 0)
-
-    def begin():
-        r.init("lowcomm")
-        return case.build(r.rank, r.size, "1F1B", cache=caches, **case.CODED)[0]
-
-    schedule = begin()
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    for what, part in (("forward", x), ("backward", y)):  # of the last micro-batch; a target's becomes its gradient's
-        before = rows()
-        part = part.clone()
-        part[-1, 0, 0] = float("nan")
-        inputs, targets = (part, y) if what == "forward" else (x, part)
-        with pytest.raises((ValueError, dist.DistBackendError)) as failure:
-            lc.pipeline.step(schedule, inputs, samples=range(case.ROWS), target=targets)
-            lc.pipeline.step(
-                schedule, x, samples=range(case.ROWS), target=y
-            )  # a rank whose part is over hears of it here
-        for said in (f"{what} boundary 0, micro-batch 3", "nan"):
-            assert said in str(failure.value).lower(), failure.value
-        if what == "forward":  # the micro-batch's samples are as they were
-            assert torch.equal(rows()[-4:], before[-4:])
-        _leave(r)
-        schedule = begin()
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-        sides = [None, None]
-        dist.all_gather_object(sides, rows().tolist())
-        assert sides[0] == sides[1]
-        assert len(sides[0]) == case.ROWS
-    dist.destroy_process_group()
-
-
-def test_a_nan_is_told_on_both_sides_and_changes_no_cache(pair):
-    pair(_not_a_number)
-
-
-def _one_cache(r):
-    r.init("lowcomm")
-    x, y = case.batch()
-    cache = lc.pipeline.Cache() if r.rank == 0 else None
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
-    with pytest.raises(
-        ValueError, match=f"boundary 0: cache: expected the same on both sides, rank {r.rank} has .*none"
-    ):
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    _leave(r)
-
-
-def test_a_cache_on_one_side_is_named_on_both(pair):
-    pair(_one_cache)
-
-
-def _counted(r):
+@on_ranks("pair")
+def test_messages_are_counted_by_boundary_and_direction(r):
     """Samples by boundary and direction, the error of their changes, records, and the warning that a cache is of no use."""
-    import logging
-
-    r.init("lowcomm")
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("torch_lowcomm").addHandler(handler)
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
     generator = torch.Generator().manual_seed(1)
     y = torch.zeros(case.ROWS, 3, case.WIDTH)
-    for visit in range(8):
-        x = torch.randn(case.ROWS, 3, case.WIDTH, generator=generator)  # another input at every visit
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-        assert len(said) == (r.rank == 0 and visit >= 5), "told after 16 messages of third and later visits, once"
+    with kept_log(logging.WARNING) as said:
+        for visit in range(8):
+            x = torch.randn(case.ROWS, 3, case.WIDTH, generator=generator)  # another input at every visit
+            case.step(schedule, x, y)
+            assert len(said) == (r.rank == 0 and visit >= 5), "told after 16 messages of third and later visits, once"
     figures = lc.stats()[dist.group.WORLD.group_name]
     if r.rank == 0:
         assert "boundary 0: after their second visit" in said[0]
@@ -189,14 +115,10 @@ def _counted(r):
     # The other side has lost its cache: what it does not remember is counted.
     other = cache if r.rank == 0 else lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=other, **case.CODED)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    case.step(schedule, x, y)
     if r.rank == 0:
         samples = lc.stats()[dist.group.WORLD.group_name]["send forward boundary 0"]["samples"]
         assert samples["forgotten"] == {"differs": case.ROWS}
-
-
-def test_messages_are_counted_by_boundary_and_direction(pair):
-    pair(_counted)
 
 
 class _Half(torch.nn.Linear):

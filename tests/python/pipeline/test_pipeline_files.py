@@ -19,36 +19,33 @@ import torch_lowcomm as lc
 SLOT = 3 * case.WIDTH * 2
 
 
-def _trained(r, cache, how, stage_options):
-    """Weights after three epochs of batches that share samples, and how often a slot was there before it was needed."""
-    schedule, stages = case.build(r.rank, r.size, "1F1B", cache=cache, **stage_options)
-    optimizer = torch.optim.SGD([p for stage in stages for p in stage.submod.parameters()], lr=0.1)
-    data = case.data()
-    batches = list(lc.pipeline.batches(data, batch=case.ROWS, epochs=3, seed=1))
-    batches.insert(1, batches[0])  # the same samples in two batches that follow each other
-    if how == "batches":
-        data = data[: case.ROWS]  # one batch, again and again
-        batches = lc.pipeline.batches(data, batch=case.ROWS, epochs=5, seed=1, cache=cache)
+def _trained(r, cache, how):
+    """Weights after epochs of batches that share samples, whose next ones are told with a step, by `batches` or not."""
+    schedule, (stage,) = case.build(r.rank, r.size, "1F1B", cache=cache, **case.CODED)
+    optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+    if how == "batches":  # one batch, again and again
+        batches = lc.pipeline.batches(case.data()[: case.ROWS], batch=case.ROWS, epochs=5, seed=1, cache=cache)
     else:
-        batches = iter(batches)
-    batch = next(batches)
-    while batch is not None:
-        following = next(batches, None) if how != "batches" else None
-        samples, x, y = batch
-        ahead = {"next_samples": following[0]} if how == "step" and following is not None else {}
+        batches = list(lc.pipeline.batches(case.data(), batch=case.ROWS, epochs=3, seed=1))
+        batches.insert(1, batches[0])  # the same samples in two batches that follow each other
+    for number, (samples, x, y) in enumerate(batches):
+        is_told = how == "step" and number + 1 < len(batches)
+        ahead = {"next_samples": batches[number + 1][0]} if is_told else {}
         lc.pipeline.step(schedule, x, samples=samples, target=y, **ahead)
         optimizer.step()
         optimizer.zero_grad()
-        batch = following if how != "batches" else next(batches, None)
-    return [p.detach().clone() for stage in stages for p in stage.submod.parameters()]
+    return [p.detach().clone() for p in stage.submod.parameters()]
 
 
-def _ahead(r, how, store):
-    r.init("lowcomm")
+@pytest.mark.parametrize(
+    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
+)
+@ranks.on_ranks("pair")
+def test_slots_read_ahead_change_no_bit(r, how, store):
     ram = lc.pipeline.Cache(store=store)
-    want = _trained(r, ram, how, case.CODED)
+    want = _trained(r, ram, how)
     cache = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
-    got = _trained(r, cache, how, case.CODED)
+    got = _trained(r, cache, how)
     assert all(map(torch.equal, got, want))
     rows = cache.slots.rows(0, r.rank == 0)
     assert torch.equal(rows, ram.slots.rows(0, r.rank == 0))
@@ -59,13 +56,6 @@ def _ahead(r, how, store):
     cache.close()
     again = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
     assert torch.equal(again.slots.rows(0, r.rank == 0), rows)
-
-
-@pytest.mark.parametrize(
-    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
-)
-def test_slots_read_ahead_change_no_bit(pair, how, store):
-    pair(_ahead, how, store)
 
 
 @contextlib.contextmanager
@@ -82,11 +72,11 @@ def _disk(path, kib, options=""):
         subprocess.run(["umount", "-l", str(path)], check=True, timeout=10)
 
 
-def _expect_both_hear(r, culprit, step, said):
+def _expect_both_hear(r, culprit, schedule, said):
     """The step fails on both ranks; the culprit has the OSError, the other its text."""
     with pytest.raises((OSError, RuntimeError)) as failure:
         for _ in range(4):  # a disk may fail behind a step, which the next one says
-            step()
+            case.step(schedule)
     assert (type(failure.value) is OSError) == (r.rank == culprit), failure.value
     assert said in str(failure.value), failure.value
     assert "cache0" in str(failure.value), failure.value
@@ -97,13 +87,9 @@ def _disk_fault(r, fault, folder):
     folder = Path(folder) / "cache0" if r.rank == 0 else Path(r.folder) / "cache1"
     cache = lc.pipeline.Cache(folder=folder)
     schedule, _ = case.build(r.rank, r.size, "1F1B", cache=cache, **case.CODED)
-    x, y = case.batch()
-
-    def step():
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
 
     if fault != "full":
-        step()
+        case.step(schedule)
     file = folder / "0.0.sent.slots"
     if r.rank == 0:
         cache.flush()
@@ -121,7 +107,7 @@ def _disk_fault(r, fault, folder):
                 ballast.truncate(max(ballast.seek(0, os.SEEK_END) - 8192, 0))
     dist.barrier()
     reason = os.strerror(errno.ENOSPC) if fault == "full" else "expected 144 bytes with digest"
-    _expect_both_hear(r, 0, step, reason)
+    _expect_both_hear(r, 0, schedule, reason)
     if r.rank == 0 and fault == "full":
         # A write of the failed step fails behind it, and is not to be an error of the next one.
         (memory,) = cache.slots._memories.values()
@@ -129,8 +115,8 @@ def _disk_fault(r, fault, folder):
         memory.table()
         (folder.parent / "ballast").unlink()
     lc.pipeline.reset(schedule)
-    step()
-    step()
+    case.step(schedule)
+    case.step(schedule)
     assert len(case.equal_rows(cache.slots.rows(0, r.rank == 0))) == case.ROWS
     if r.rank == 0:
         forgotten = cache.stats()["forgotten"]
@@ -165,7 +151,6 @@ def _open_when_free(folder):
 
 def _killed(r, victim):
     """The victim is killed among the messages of its second step; rank 2 takes its place, with its files."""
-    x, y = case.batch()
     me = victim if r.rank == 2 else r.rank
     folder = r.path(f"cache{me}")
 
@@ -174,13 +159,10 @@ def _killed(r, victim):
         dist.init_process_group("lowcomm", store=store, rank=me, world_size=2)
         return case.build(me, 2, "1F1B", cache=cache, **case.CODED)
 
-    def step(schedule):
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-
     if r.rank < 2:
         cache = lc.pipeline.Cache(folder=folder)
         schedule, (stage,) = begin(1, cache)
-        step(schedule)
+        case.step(schedule)
         if me == victim:
             r.path("open").touch()
             micro_batches = iter(range(case.MICRO))
@@ -191,14 +173,14 @@ def _killed(r, victim):
 
             stage.submod.register_forward_pre_hook(die)
         with pytest.raises(dist.DistBackendError):
-            step(schedule)
+            case.step(schedule)
         dist.destroy_process_group()
     else:
         while not r.path("open").exists():
             time.sleep(0.05)
         cache = _open_when_free(folder)
     schedule, _ = begin(2, cache)
-    step(schedule)
+    case.step(schedule)
     rows = case.equal_rows(cache.slots.rows(0, me == 0))
     assert [row[1] for row in rows] == list(range(case.ROWS))
     versions = [row[2] for row in rows]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import stages_case as case
 import torch
-from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
 
@@ -26,12 +25,9 @@ def _resident():
 
 def _steps(r, where, steps):
     r.init("lowcomm")
-    torch.set_num_threads(1)
     cache = lc.pipeline.Cache(**({"folder": Path(r.folder) / f"slots{r.rank}"} if where == "files" else {}))
-    stage = lc.pipeline.Stage(
-        case.module(r.rank), r.rank, r.size, torch.device("cpu"), forward="gauss4", backward="gauss4", cache=cache
-    )
-    schedule = Schedule1F1B(stage, MICRO, loss_fn=case.loss)
+    coded = {"forward": "gauss4", "backward": "gauss4", "cache": cache}
+    schedule, _ = case.build(r.rank, r.size, "1F1B", micro=MICRO, **coded)
     x, y = (torch.stack(part) for part in zip(*case.data(), strict=True))
     before = 0
     for step in range(steps):

@@ -53,8 +53,7 @@ def _slots(cache, boundary, sends):
 
 
 def _expect_equal_caches(r, cache):
-    sides = [None] * r.size
-    dist.all_gather_object(sides, [_slots(cache, r.rank, True), _slots(cache, r.rank - 1, False)])
+    sides = case.gathered([_slots(cache, r.rank, True), _slots(cache, r.rank - 1, False)])
     for (sent, _), (_, received) in itertools.pairwise(sides):
         assert sent == received
 
@@ -64,13 +63,10 @@ def _recovers(r, name):
     cache = lc.pipeline.Cache()
     schedule, (stage,) = case.build(r.rank, r.size, name, cache=cache, **case.CODED)
     spoiler = stage.submod = _Spoiler(stage.submod)
-    x, y = case.batch()
 
     def step(fault=None):
         spoiler.begin(fault)
-        losses = []
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
-        return losses
+        return case.step(schedule)
 
     step()
     source = r.size // 2 - 1  # whose activations are spoilt; the stage behind it spoils its gradients
@@ -110,40 +106,29 @@ def test_four_stages_go_on_in_the_same_group(quad):
     quad(_recovers, "1F1B")
 
 
-def _several_stages(r):
+@ranks.on_ranks("pair", group={"timeout_s": 300})
+def test_stages_that_share_a_rank_go_on(r):
     """Stages that share a rank fail together."""
-    r.init("lowcomm", timeout_s=300)
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "Interleaved1F1B", cache=cache, **case.CODED)
-    x, y = case.batch()
-    spoilt = x.clone()
+    spoilt, _ = case.batch()
     spoilt[-1, 0, 0] = float("nan")
-
-    def step(x):
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-
     for _ in range(2):
-        step(x)
+        case.step(schedule)
         with pytest.raises((ValueError, RuntimeError), match="(?is)micro-batch 3.*nan"):
-            step(spoilt)
-            step(x)
+            case.step(schedule, spoilt)
+            case.step(schedule)
         lc.pipeline.reset(schedule)
-    step(x)
-    rows = [None, None]
-    dist.all_gather_object(rows, {(b, s): cache.slots.rows(b, s).tolist() for b in range(3) for s in (True, False)})
+    case.step(schedule)
+    rows = case.gathered({(b, s): cache.slots.rows(b, s).tolist() for b in range(3) for s in (True, False)})
     for boundary in range(3):
         sender = boundary % 2
         assert rows[sender][boundary, True] == rows[1 - sender][boundary, False]
         assert len(rows[sender][boundary, True]) == case.ROWS
 
 
-def test_stages_that_share_a_rank_go_on(pair):
-    pair(_several_stages)
-
-
 def _stopped(r, victim):
     """The victim stops in the middle of a step: the other hears of it at the deadline, and goes on with rank 2 in its place."""
-    x, y = case.batch()
     cache = lc.pipeline.Cache()
     me = victim if r.rank == 2 else r.rank
 
@@ -153,12 +138,9 @@ def _stopped(r, victim):
         dist.init_process_group("lowcomm", store=store, rank=me, world_size=2, timeout=timeout)
         return case.build(me, 2, "GPipe", cache=cache, **case.CODED)
 
-    def step(schedule):
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-
     if r.rank < 2:
         schedule, (stage,) = begin(1)
-        step(schedule)
+        case.step(schedule)
         r.set_deadline(3)
         if me == victim:
             stage.submod[2].register_forward_pre_hook(lambda module, inputs: os.kill(os.getpid(), signal.SIGSTOP))
@@ -167,10 +149,10 @@ def _stopped(r, victim):
             dist.DistBackendError,
             match=rf"(?i)stage {me}: .*recv of channel.*{way} boundary 0.*timed out waiting 3000 ?ms",
         ):
-            step(schedule)
+            case.step(schedule)
         dist.destroy_process_group()
     schedule, _ = begin(2)
-    step(schedule)
+    case.step(schedule)
     rows = case.equal_rows(cache.slots.rows(0, me == 0))
     assert [row[2] for row in rows] == [1] * case.ROWS, "what one side alone remembered is a first visit"
     dist.destroy_process_group()
@@ -184,7 +166,10 @@ def test_a_stopped_rank_is_named_at_the_deadline(victim):
     assert ended == ["went on" if rank != victim else None for rank in range(3)]
 
 
-def _fails_at_first(r, culprit):
+@pytest.mark.later
+@pytest.mark.parametrize("culprit", [0, 1])
+@ranks.on_ranks(3, timeout=120)
+def test_a_failure_before_the_first_message_is_heard(r, culprit):
     """A module that fails as torch's stages tell each other their shapes is heard at once and on all ranks."""
     r.init("lowcomm", timeout_s=300)
     schedule, (stage,) = case.build(r.rank, r.size, "1F1B", **case.CODED)
@@ -193,20 +178,13 @@ def _fails_at_first(r, culprit):
         stage.submod[2] = torch.nn.Linear(5, 7)
     x, y = case.batch()
     with pytest.raises((RuntimeError, dist.DistBackendError)) as failure:
-        lc.pipeline.step(schedule, x, target=y)
-    assert r.rank == culprit or isinstance(failure.value, dist.DistBackendError), failure.value
+        case.step(schedule)
+    if r.rank != culprit:
+        assert isinstance(failure.value, dist.DistBackendError) and f"rank {culprit}" in str(failure.value), (
+            failure.value
+        )
     if stage.tells_shapes:  # else the group has ended
         lc.pipeline.reset(schedule)
         stage.submod[2] = right
         lc.pipeline.step(type(schedule)(stage, case.MICRO, loss_fn=case.loss), x, target=y)
         dist.barrier()
-    return str(failure.value)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_a_failure_before_the_first_message_is_heard(culprit):
-    said = ranks.run_ranks(_fails_at_first, 3, culprit, timeout=120)
-    for rank, text in enumerate(said):
-        if rank != culprit:
-            assert f"rank {culprit}" in text, text

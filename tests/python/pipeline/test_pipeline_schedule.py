@@ -3,15 +3,12 @@
 import pytest
 import stages_case as case
 import torch
+from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
 
 MICRO = 8
-
-
-def _batch():
-    return tuple(torch.stack(part) for part in zip(*case.data()[: 2 * MICRO], strict=True))
 
 
 def _stage(r, **options):
@@ -43,9 +40,9 @@ def _order(first):
     return calls
 
 
-def _ahead(r):
-    r.init("lowcomm")
-    x, y = _batch()
+@on_ranks("pair")
+def test_two_stages_have_torchs_gradients_in_another_order(r):
+    x, y = case.batch(rows=2 * MICRO)
     expected = None
     kinds = [pipelining.ScheduleGPipe, pipelining.Schedule1F1B] + 4 * [lc.pipeline.Schedule1F1B]
     for kind, ahead in zip(kinds, (None, None, 0, 1, 2, MICRO), strict=True):
@@ -68,14 +65,10 @@ def _ahead(r):
             torch.testing.assert_close(result, case.whole(r.size)(x), rtol=1e-5, atol=1e-6)
 
 
-def test_two_stages_have_torchs_gradients_in_another_order(pair):
-    pair(_ahead)
-
-
-def _with_a_cache(r):
+@on_ranks("pair")
+def test_changes_are_those_of_torchs_schedule(r):
     """Changes do not depend on the order in which forwards and backwards alternate."""
-    r.init("lowcomm")
-    x, y = _batch()
+    x, y = case.batch(rows=2 * MICRO)
     found = []
     for kind in (pipelining.Schedule1F1B, lc.pipeline.Schedule1F1B):
         stage = _stage(r, cache=lc.pipeline.Cache(), window=3, **case.CODED)
@@ -88,16 +81,13 @@ def _with_a_cache(r):
         found.append(case.gradients([stage]))
     for torchs, mine in zip(*found, strict=True):
         assert torch.equal(mine, torchs)
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-def test_changes_are_those_of_torchs_schedule(pair):
-    pair(_with_a_cache)
-
-
-def _mistakes(r):
+@on_ranks("pair")
+def test_mistakes_are_named(r):
     from torch.distributed.pipelining import PipelineStage
 
-    r.init("lowcomm")
     torchs = PipelineStage(case.module(r.rank), r.rank, r.size, torch.device("cpu"))
     with pytest.raises(TypeError, match="expected an lc.pipeline.Stage, got PipelineStage"):
         lc.pipeline.Schedule1F1B(torchs, MICRO)
@@ -105,8 +95,3 @@ def _mistakes(r):
         lc.pipeline.Schedule1F1B(_stage(r), MICRO, ahead=-1)
     with pytest.raises(ValueError, match="microbatches"):
         lc.pipeline.Schedule1F1B(_stage(r), 1)
-    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
-
-
-def test_mistakes_are_named(pair):
-    pair(_mistakes)

@@ -4,6 +4,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from test_pipeline_recovery import _Spoil
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -58,8 +59,7 @@ class _Replica:
         )
         self.name = name
         self.renew()
-        rows = case.data()[self.replica * case.ROWS : (self.replica + 1) * case.ROWS]
-        self.x, self.y = (torch.stack(part) for part in zip(*rows, strict=True))
+        self.x, self.y = case.batch(self.replica * case.ROWS)
         self.samples = range(self.replica * case.ROWS, (self.replica + 1) * case.ROWS)
 
     def renew(self):
@@ -77,11 +77,13 @@ def _whole(gradient):
     return (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
 
 
-def _like_the_whole_model(r, how, name):
-    r.init("lowcomm")
+@pytest.mark.later
+@pytest.mark.parametrize(("how", "name"), [("FSDP2", "1F1B +2"), ("DDP", "GPipe")])
+@on_ranks("quad")
+def test_exact_stages_have_the_whole_models_gradients(r, how, name):
     replica = _Replica(how, name)
     model = case.whole(2)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: 2 * case.ROWS], strict=True))
+    x, y = case.batch(rows=2 * case.ROWS)
     case.loss(model(x), y).backward()
     want = [p.grad for p in model[replica.index].parameters()]
     for _ in range(2):
@@ -90,14 +92,10 @@ def _like_the_whole_model(r, how, name):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(("how", "name"), [("FSDP2", "1F1B +2"), ("DDP", "GPipe")])
-def test_exact_stages_have_the_whole_models_gradients(quad, how, name):
-    quad(_like_the_whole_model, how, name)
-
-
-def _goes_on(r, how, name):
+@pytest.mark.parametrize(("how", "name"), [("FSDP2", "GPipe"), ("DDP", "1F1B +2")])
+@on_ranks("quad", group={"timeout_s": 300})
+def test_sharded_stages_go_on_after_a_failure(r, how, name):
     """The steps after a reset have the bits of a run in which nothing failed."""
-    r.init("lowcomm", timeout_s=300)
     undisturbed = _Replica(how, name, cache=lc.pipeline.Cache(), **case.CODED)
     undisturbed.step()
     want = undisturbed.step()
@@ -122,8 +120,7 @@ def _goes_on(r, how, name):
     lc.pipeline.reset(replica.schedule)
     if how == "FSDP2":
         replica.renew()
-    rows = [None] * r.size
-    dist.all_gather_object(rows, cache.slots.rows(0, replica.index == 0).tolist())
+    rows = case.gathered(cache.slots.rows(0, replica.index == 0).tolist())
     first = 2 * replica.replica
     assert rows[first] == rows[first + 1]
     got = replica.step()
@@ -132,9 +129,3 @@ def _goes_on(r, how, name):
     else:
         for mine, whole in zip(got, want, strict=True):
             torch.testing.assert_close(mine, whole, rtol=0.2, atol=0.02)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize(("how", "name"), [("FSDP2", "GPipe"), ("DDP", "1F1B +2")])
-def test_sharded_stages_go_on_after_a_failure(quad, how, name):
-    quad(_goes_on, how, name)

@@ -7,26 +7,21 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
 
 EPOCHS, BATCH = 3, 16
 
 
-def _gathered(value, group=None):
-    values = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
 def _rows(cache, stage):
     return [tuple(row) for row in cache.slots.rows(0, stage == 0).tolist()]
 
 
-def _moves(r, where):
-    r.init("lowcomm")
+@pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
+@on_ranks("quad")
+def test_slots_move_with_their_samples(r, where):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
     among = mesh.get_group("replica")
@@ -38,10 +33,7 @@ def _moves(r, where):
         "no room": {"max_bytes": 20 * slot},
     }[where]
     cache = lc.pipeline.Cache(**options)
-    stage = lc.pipeline.Stage(
-        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **case.CODED
-    )
-    schedule = Schedule1F1B(stage, case.MICRO, loss_fn=case.loss)
+    schedule, _ = case.build(index, 2, "1F1B", group=mesh.get_group("stage"), cache=cache, **case.CODED)
     parts, before = [], []
     batches = lc.pipeline.batches(
         case.data(),
@@ -57,15 +49,14 @@ def _moves(r, where):
     steps = case.SAMPLES // 2 // BATCH
     for number, (samples, x, y) in enumerate(batches):
         if number and number % steps == 0 and where != "no room":  # after a move: nothing is lost, nothing is twice
-            now = _gathered(_rows(cache, index), among)
+            now = case.gathered(_rows(cache, index), among)
             assert sorted(itertools.chain(*now)) == sorted(itertools.chain(*before))
             assert set(samples.tolist()) <= {row[1] for row in now[replica]}
             assert len(now[replica]) == case.SAMPLES // 2
         lc.pipeline.step(schedule, x, samples=samples, target=y)
         parts.append(set(samples.tolist()))
-        before = _gathered(_rows(cache, index), among)
-        sides = _gathered(_rows(cache, index), mesh.get_group("stage"))
-        assert sides[0] == sides[1]
+        before = case.gathered(_rows(cache, index), among)
+        case.equal_rows(cache.slots.rows(0, index == 0), mesh.get_group("stage"))
     first, second = (set.union(*parts[e * steps : (e + 1) * steps]) for e in (0, 1))
     assert len(first) == len(second) == case.SAMPLES // 2
     assert first != second, "parts are drawn anew"
@@ -80,14 +71,9 @@ def _moves(r, where):
         assert stats["forgotten"] == {}
 
 
-@pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
-def test_slots_move_with_their_samples(quad, where):
-    quad(_moves, where)
-
-
-def _larger_than_a_round(r):
+@on_ranks("trio")
+def test_slots_move_in_rounds(r):
     """Slots of many rounds, in all directions between three ranks; ranks that hold different numbers of them."""
-    r.init("lowcomm")
     elements, each = 1 << 20, 12  # 2 MiB a slot: eight a round
     cache = lc.pipeline.Cache()
     memory = cache.slots.memory(lc.pipeline.cache.Slot(0, 0, True), elements, 64)
@@ -98,24 +84,21 @@ def _larger_than_a_round(r):
     for sample in range(300):
         owners[sample] = -1 if sample % 5 == 0 else sample % r.size
     given, taken = cache.move(owners, dist.group.WORLD)
-    totals = _gathered((given, taken))
+    totals = case.gathered((given, taken))
     assert sum(given for given, _ in totals) == sum(taken for _, taken in totals) > 0
     for sample, version, _ in memory.table():
         home, i = divmod(sample, 100)
         assert r.rank == (home if sample % 5 == 0 else sample % r.size)
         assert version == 1 + i
         assert bool((memory.read(sample) == sample % 251).all())
-    assert sum(_gathered(len(memory.table()))) == 4 * each
+    assert sum(case.gathered(len(memory.table()))) == 4 * each
     with pytest.raises(ValueError, match=r"owners: expected -1 or a rank of 0\.\.\.2, got -1 to 3"):
         cache.move(torch.tensor([-1, 3]), dist.group.WORLD)
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-def test_slots_move_in_rounds(trio):
-    trio(_larger_than_a_round)
-
-
-def _refused(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_a_group_that_is_not_the_replicas(r):
     cache = lc.pipeline.Cache()
 
     def first(**options):
@@ -133,20 +116,3 @@ def _refused(r):
             first(**options)
     with pytest.raises(ValueError, match="expected 'epoch', 'once' or 'global', got 'all'"):
         next(lc.pipeline.batches(case.data(), batch=4, shuffle="all"))
-    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
-
-
-def test_a_group_that_is_not_the_replicas(pair):
-    pair(_refused)
-
-
-def test_global_parts_are_whole_and_disjoint():
-    for epoch_samples in zip(
-        *(
-            lc.pipeline.batches(case.data(), batch=16, seed=3, epochs=4, shuffle="global", replica=replica, replicas=2)
-            for replica in range(2)
-        ),
-        strict=True,
-    ):
-        one, other = (set(batch[0].tolist()) for batch in epoch_samples)
-        assert not one & other

@@ -4,6 +4,7 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -19,8 +20,7 @@ def _exact_gradients(count, x, y, dtype):
 def _exact(r, name, dtype):
     r.init("lowcomm")
     schedule, stages = case.build(r.rank, r.size, name, micro=case.MICRO, dtype=dtype)
-    x = torch.stack([a for a, _ in case.data()[: case.ROWS]]).to(dtype)
-    y = torch.stack([b for _, b in case.data()[: case.ROWS]]).to(dtype)
+    x, y = (part.to(dtype) for part in case.batch())
     want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, dtype)
     for _ in range(2):
         for stage in stages:
@@ -51,17 +51,18 @@ def test_exact_stages_of_half_precision(pair, dtype):
     pair(_exact, "1F1B", dtype)
 
 
-def _like_torch(r, name):
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+@on_ranks("pair")
+def test_exact_stages_have_the_bits_of_torchs(r, name):
     """The bits of torch's own stage over the same backend."""
     from torch.distributed.pipelining import PipelineStage
 
-    r.init("lowcomm")
     x, y = case.batch()
     found = []
     for stage in (None, PipelineStage):
         schedule, stages = case.build(r.rank, r.size, name, stage=stage)
         if stage is None:
-            lc.pipeline.step(schedule, x, target=y)
+            case.step(schedule)
         else:
             first = any(s.is_first for s in stages)
             last = {"target": y} if any(s.is_last for s in stages) else {}
@@ -69,11 +70,6 @@ def _like_torch(r, name):
         found.append(case.gradients(stages))
     for mine, torchs in zip(*found, strict=True):
         assert torch.equal(mine, torchs)
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
-def test_exact_stages_have_the_bits_of_torchs(pair, name):
-    pair(_like_torch, name)
 
 
 def _cached(r, name, dtype=torch.float32):
@@ -89,14 +85,9 @@ def _cached(r, name, dtype=torch.float32):
         optimizer.step()
         optimizer.zero_grad()
     boundaries = r.size * case.SCHEDULES[name][1] - 1
-    sides = {}
-    for boundary in range(boundaries):
-        for sends in (True, False):
-            rows = cache.slots.rows(boundary, sends)
-            if len(rows):
-                sides[boundary, sends] = rows.tolist()
-    gathered = [None] * r.size
-    dist.all_gather_object(gathered, sides)
+    ends = {(b, sends): cache.slots.rows(b, sends).tolist() for b in range(boundaries) for sends in (True, False)}
+    sides = {end: rows for end, rows in ends.items() if rows}
+    gathered = case.gathered(sides)
     both = {key: rows for rank in gathered for key, rows in rank.items()}
     messages = [b for b in range(boundaries) if (b, True) in both]
     assert messages and all((b, False) in both for b in messages)
@@ -123,76 +114,31 @@ def test_four_stages_in_four_processes(quad):
     quad(_cached, "1F1B")
 
 
-def _restarted(r):
-    """A side without its cache, and one with an older one: what differs is forgotten on both, and training goes on."""
-    import copy
-
-    r.init("lowcomm")
-    cache = lc.pipeline.Cache(state=True)
-    x, y = case.batch()
-    samples = torch.arange(case.ROWS)
-
-    def step(cache):
-        schedule, stages = case.build(r.rank, r.size, "1F1B", cache=cache, **case.CODED)
-        lc.pipeline.step(schedule, x, samples=samples, target=y)
-        return case.gradients(stages)
-
-    def versions(cache):
-        return [row[2] for row in cache.slots.rows(0, r.rank == 0).tolist()]
-
-    step(cache)
-    old = copy.deepcopy(cache.state_dict())
-    again = step(cache)
-    assert versions(cache) == [2] * case.ROWS
-    # Both resume from the same state: bit for bit what went on.
-    resumed = lc.pipeline.Cache(state=True)
-    resumed.load_state_dict(old)
-    for mine, first in zip(step(resumed), again, strict=True):
-        assert torch.equal(mine, first)
-    # Rank 1 has lost its cache; then rank 0 has an older one.
-    other = cache if r.rank == 0 else lc.pipeline.Cache(state=True)
-    step(other)
-    assert versions(other) == [1] * case.ROWS
-    step(other)
-    older = lc.pipeline.Cache(state=True)
-    older.load_state_dict(old)
-    step(older if r.rank == 0 else other)
-    assert versions(older if r.rank == 0 else other) == [1] * case.ROWS
-
-
-def test_a_side_without_its_cache(pair):
-    pair(_restarted)
-
-
-def _evaluated(r):
+@on_ranks("pair")
+def test_evaluation_between_steps(r):
     """eval() between steps is exact and leaves the cache alone."""
-    r.init("lowcomm")
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
     x, y = case.batch()
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    case.step(schedule)
     before = cache.slots.rows(0, r.rank == 0)
     result = lc.pipeline.evaluate(schedule, x, target=y)
     if r.rank == 1:
         torch.testing.assert_close(result, case.whole(2)(x), rtol=1e-5, atol=1e-6)
     assert torch.equal(cache.slots.rows(0, r.rank == 0), before)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    case.step(schedule)
     lc.pipeline.evaluate(schedule, x, target=y)
     dist.destroy_process_group()  # at once: nothing of the evaluation is cut off
 
 
-def test_evaluation_between_steps(pair):
-    pair(_evaluated)
-
-
-def _evaluated_by_a_codec(r):
+@on_ranks("pair")
+def test_evaluation_by_a_codec(r):
     """`evaluate=` codes the activations of eval() alone, by themselves and with or without a cache."""
-    r.init("lowcomm")
     x, y = case.batch()
     for cache in (None, lc.pipeline.Cache()):
         coded = {} if cache is None else {"cache": cache, **case.CODED}
         schedule, _ = case.build(r.rank, r.size, "GPipe", evaluate="sym8:bucket=128", **coded)
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        case.step(schedule)
         lc.reset_stats()
         before = None if cache is None else cache.slots.rows(0, r.rank == 0)
         result = lc.pipeline.evaluate(schedule, x, target=y)
@@ -206,35 +152,27 @@ def _evaluated_by_a_codec(r):
             assert "recv backward boundary 0" not in figures
         if cache is not None:
             assert torch.equal(cache.slots.rows(0, r.rank == 0), before)
-            lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+            case.step(schedule)
 
 
-def test_evaluation_by_a_codec(pair):
-    pair(_evaluated_by_a_codec)
-
-
-def _preset(r):
+@on_ranks("pair")
+def test_a_preset_is_the_papers_codecs(r):
     """A preset has the bits of the codecs that it stands for."""
-    r.init("lowcomm")
-    x, y = case.batch()
     same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first_visit": None}
     found = []
     for options in ({"preset": "paper:3/6"}, same):
         options = {**options, "cache": lc.pipeline.Cache(), "unit": "message"}
         schedule, stages = case.build(r.rank, r.size, "1F1B", **options)
         for _ in range(3):
-            lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+            case.step(schedule)
         found.append(case.gradients(stages))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_a_preset_is_the_papers_codecs(pair):
-    pair(_preset)
-
-
-def _near(r, name):
+@pytest.mark.parametrize("name", case.NAMES)
+@on_ranks("pair")
+def test_coded_stages_come_near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
-    r.init("lowcomm")
     x, y = case.batch()
     want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, torch.float32)
     options = {"forward": "sym8:bucket=128", "backward": "sym8:bucket=128", "cache": lc.pipeline.Cache()}
@@ -242,18 +180,13 @@ def _near(r, name):
     for _ in range(3):
         for stage in stages:
             stage.submod.zero_grad()
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        case.step(schedule)
         for stage in stages:
             for mine, exact in zip(stage.submod.parameters(), want[stage.stage_index], strict=True):
                 assert (mine.grad - exact).norm() < 0.03 * exact.norm()
     for op, figures in next(iter(lc.stats().values())).items():
         if op.startswith("send forward"):
             assert figures["samples"]["mean_change"] < 0.02 * figures["samples"]["mean_value"], "nothing has moved"
-
-
-@pytest.mark.parametrize("name", case.NAMES)
-def test_coded_stages_come_near(pair, name):
-    pair(_near, name)
 
 
 class _Several(torch.nn.Module):
@@ -272,10 +205,12 @@ class _Last(torch.nn.Module):
         return (x.transpose(1, 2) * numbers[..., None] * self.weight[:, None]) + means[..., None]
 
 
-def _several(r, coded):
+@case.INTEGERS_TOO
+@pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
+@on_ranks("pair")
+def test_several_tensors_at_a_boundary(r, coded):
     from torch.distributed.pipelining import ScheduleGPipe
 
-    r.init("lowcomm")
     x, y = case.batch()
     first = torch.nn.Sequential(torch.nn.Linear(case.WIDTH, case.WIDTH), _Several())
     with torch.no_grad():
@@ -289,8 +224,7 @@ def _several(r, coded):
     schedule = ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
     visits = 3 if coded else 1
     for _ in range(visits):
-        losses = []
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
+        losses = case.step(schedule)
         if r.rank == 1:
             want = case.loss(2 * x * (x > 0).sum(2)[..., None] + x.mean(2)[..., None], y)
             close = {"rtol": 0.01, "atol": 0.0} if coded else {}
@@ -301,26 +235,18 @@ def _several(r, coded):
         assert first[0].weight.grad.abs().sum() > 0
         assert first[0].bias.grad.abs().sum() > 0
     if coded:  # numbers travel exact and are not remembered
-        rows = [None, None]
-        dist.all_gather_object(rows, cache.slots.rows(0, r.rank == 0).tolist())
-        assert rows[0] == rows[1]
+        rows = case.equal_rows(cache.slots.rows(0, r.rank == 0))
         of = [(0, sample, visits) for sample in range(case.ROWS)] + [(2, sample, visits) for sample in range(case.ROWS)]
-        assert [tuple(row[:3]) for row in rows[0]] == of
+        assert [tuple(row[:3]) for row in rows] == of
         assert cache.bytes == case.ROWS * (3 * case.WIDTH + 3) * 2
 
 
-@case.INTEGERS_TOO
-@pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
-def test_several_tensors_at_a_boundary(pair, coded):
-    pair(_several, coded)
-
-
-def _early(r, window, expected):
+@pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
+@on_ranks("pair")
+def test_receives_are_posted_ahead(r, window, expected):
     """When the second stage computes its first micro-batch, the receives of later ones have been posted."""
-    r.init("lowcomm")
     schedule, (stage,) = case.build(r.rank, r.size, "GPipe", window=window)
-    x, y = case.batch()
-    lc.pipeline.step(schedule, x, target=y)  # torch infers shapes first
+    case.step(schedule)  # torch infers shapes first
     posted = []
 
     def count(module, inputs):
@@ -330,11 +256,6 @@ def _early(r, window, expected):
         )
 
     stage.submod.register_forward_pre_hook(count)
-    lc.pipeline.step(schedule, x, target=y)
+    case.step(schedule)
     if r.rank == 1:
         assert posted[0] == expected, posted
-
-
-@pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
-def test_receives_are_posted_ahead(pair, window, expected):
-    pair(_early, window, expected)

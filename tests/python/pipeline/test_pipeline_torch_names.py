@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import stages_case as case
+from ranks import on_ranks
 from torch.distributed.pipelining import PipelineStage
 
 import torch_lowcomm as lc
@@ -75,8 +76,9 @@ def test_what_is_overridden_takes_what_it_took():
         )
 
 
-def _there(r, name):
-    r.init("lowcomm")
+@pytest.mark.parametrize("name", case.NAMES)
+@on_ranks("pair")
+def test_torch_has_them(r, name):
     schedule, stages = case.build(r.rank, r.size, name)
     for stage in stages:
         for attribute in names.STAGE:
@@ -84,8 +86,3 @@ def _there(r, name):
     for attribute in names.SCHEDULE | (names.ONE_STAGE if case.SCHEDULES[name][1] == 1 else names.STAGES):
         assert hasattr(schedule, attribute), attribute
     assert hasattr(schedule, "_internal_losses")
-
-
-@pytest.mark.parametrize("name", case.NAMES)
-def test_torch_has_them(pair, name):
-    pair(_there, name)

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import stages_case as case
 import torch
 import torch.distributed as dist
-from torch.distributed import pipelining
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -143,8 +142,8 @@ def _received(r, channel, cache, options, *, changed):
     return torch.stack(got[2:]) if got else None
 
 
-def _over_edges(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_a_remembered_token_tells_of_no_other(r):
     channel = 0
     for cached in (False, True):
         for options in ({"forward": "gauss4"}, {"forward": "minmax4:bucket=256"}, {"forward": "gauss2"}):
@@ -160,35 +159,13 @@ def _over_edges(r):
                 assert bool((before[1] != after[1]).any()) == cached, options
 
 
-def test_a_remembered_token_tells_of_no_other(pair):
-    pair(_over_edges)
-
-
-def _differ(r):
-    r.init("lowcomm")
-    unit = ("token", "sample")[r.rank]
-    stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 2, torch.device("cpu"), unit=unit)
-    schedule = pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
-    x, y = case.batch()
-    with pytest.raises(ValueError, match=r"boundary 0: unit: expected the same on both sides"):
-        lc.pipeline.step(schedule, x, target=y)
-
-
-def test_stages_of_two_units_are_refused(pair):
-    pair(_differ)
-
-
-def _under_a_policy(r):
-    r.init("lowcomm", pg_options=lc.Options(policy="p2p=gauss4", min_bytes=0))
+@on_ranks("pair", group={"pg_options": lc.Options(policy="p2p=gauss4", min_bytes=0)})
+def test_sends_under_a_policy_that_tie_tokens_are_counted(r):
     for x in (torch.zeros(2, 9, 48), torch.zeros(2, 9, 512), torch.zeros(18, 48)):
         dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
     if r.rank == 0:
         sent = next(iter(lc.stats().values()))["send"]
         assert (sent["calls"], sent["without_units"]) == (3, 1)
-
-
-def test_sends_under_a_policy_that_tie_tokens_are_counted(pair):
-    pair(_under_a_policy)
 
 
 def test_a_cache_of_another_unit_is_refused(tmp_path):
@@ -237,8 +214,8 @@ def test_units_whose_codes_are_longer_travel_exact(codec):
     assert lc.pipeline.units.is_shorter(codec, 16, 4)
 
 
-def _a_mask_crosses(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_a_number_a_token_travels_exact(r):
     edge = lc.pipeline.Edge(1 - r.rank, forward="gauss4")
     x, mask = torch.randn(2, 9, 48), torch.rand(2, 9, 1, generator=torch.Generator().manual_seed(1))
     if r.rank == 0:
@@ -248,7 +225,3 @@ def _a_mask_crosses(r):
         assert torch.equal(got_mask, mask)
         (got.sum() + got_mask.sum()).backward()
     edge.finish()
-
-
-def test_a_number_a_token_travels_exact(pair):
-    pair(_a_mask_crosses)

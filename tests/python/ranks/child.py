@@ -69,6 +69,12 @@ class Rank:
         part.write_text(str(text))
         part.rename(self.path(name))
 
+    def meet_at(self, name, timeout_s=30.0):
+        """Returns once all ranks have called it, by notes; a name is for one meeting."""
+        self.say(f"{name} {self.rank}")
+        for rank in range(self.size):
+            self.hear(f"{name} {rank}", timeout_s)
+
     def hear(self, name, timeout_s=30.0):
         """Waits for a note and returns its text."""
         begun = time.monotonic()

@@ -11,22 +11,17 @@ from torch import nn
 import torch_lowcomm as lc
 from torch_lowcomm import _C
 
+NOISES, CODECS = ("rademacher", "gaussian"), ("logbyte", "log9", "sign1", "fp16", "none")
+
 
 def _mean(losses):
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
-@pytest.mark.parametrize("codec", ["logbyte", "log9", "sign1", "fp16", "none"])
-def test_every_codec_learns(noise, codec):
-    model, optimizer = seed_replay_model.machine(noise=noise, codec=codec, samples=16)
-    losses = seed_replay_model.train(model, optimizer, 60)
-    assert _mean(losses[-5:]) < 0.35 * losses[0]
-
-
 @pytest.mark.parametrize(
     "options",
     [
+        *({"noise": noise, "codec": codec, "least": 0.35} for noise in NOISES for codec in CODECS),
         {"lr_scale": "mean", "lr": 4e-2},
         {"pool": 64},
         {"pool": 64, "base": "int8"},
@@ -42,17 +37,15 @@ def test_every_codec_learns(noise, codec):
 )
 def test_every_variant_learns(options):
     options = dict(options)
-    fixed = options.pop(
-        "fixed", False
-    )  # the loss before is of another batch otherwise, and its difference the batches'
-    iterations = options.pop("iterations", 60)
+    fixed = options.pop("fixed", False)  # else the loss before is of another batch, and its difference the batches'
+    iterations, least = options.pop("iterations", 60), options.pop("least", 0.6)
     dtype = options.pop("dtype", torch.float32)
     model, optimizer = seed_replay_model.machine(seed_replay_model.net(dtype), samples=16, **options)
     losses = [
         optimizer.step(lambda sample: seed_replay_model.loss(model, 0 if fixed else 64 * optimizer.iteration + sample))
         for _ in range(iterations)
     ]
-    assert _mean(losses[-5:]) < 0.6 * losses[0]
+    assert _mean(losses[-5:]) < least * losses[0]
     assert all(p.dtype == dtype for p in model.parameters())
 
 
@@ -152,30 +145,6 @@ def test_weights_read_in_every_way_are_perturbed():
     torch.testing.assert_close(values[0], values[1], rtol=2e-2, atol=2e-4)
 
 
-class _Adapted(nn.Module):
-    """A frozen layer and a low-rank one next to it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.a = nn.Parameter(torch.randn(4, layer.in_features) / 4)
-        self.b = nn.Parameter(torch.zeros(layer.out_features, 4))
-
-    def forward(self, x):
-        return self.layer(x) + x @ self.a.t() @ self.b.t()
-
-
-def test_lora_only():
-    model = seed_replay_model.net()
-    model[0], model[2] = _Adapted(model[0]), _Adapted(model[2])
-    frozen = [model[0].layer.weight.clone(), model[2].layer.weight.clone()]
-    model, optimizer = seed_replay_model.machine(model, samples=16, lr=3e-2)
-    assert optimizer.core.description.count(":Float") == 4
-    losses = seed_replay_model.train(model, optimizer, 60)
-    assert _mean(losses[-5:]) < 0.5 * losses[0]
-    assert torch.equal(model[0].layer.weight, frozen[0]) and torch.equal(model[2].layer.weight, frozen[1])
-
-
 def test_time_bounded():
     """Samples until the time is over, one at least; with samples= at most so many."""
     model, optimizer = seed_replay_model.machine(samples=None, seconds=1e-9)
@@ -186,7 +155,7 @@ def test_time_bounded():
     assert optimizer.stats()["gradients"] == 6
 
 
-@pytest.mark.parametrize("codec", ["logbyte", "log9", "sign1", "fp16", "none"])
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("estimator", ["two-sided", "one-sided", "previous"])
 def test_no_number_is_skipped(estimator, codec):
     """A loss that is none makes estimates that nobody applies; training goes on."""
@@ -296,36 +265,6 @@ def test_a_refused_snapshot_changes_nothing(perturb):
         optimizer.load_snapshot(saved)
     assert optimizer.iteration == 4 and optimizer.core.checksum() == checksum
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_a_rate_that_is_none_is_refused_at_once():
-    model, optimizer = seed_replay_model.machine()
-    optimizer.param_groups[0]["lr"] = math.nan
-    with pytest.raises(ValueError, match="expected a finite learning rate and weight decay, got nan"):
-        seed_replay_model.train(model, optimizer, 1)
-    assert optimizer.stats()["evaluations"] == 0
-    optimizer.param_groups[0]["lr"] = 1e-2
-    seed_replay_model.train(model, optimizer, 1)
-
-
-class _Unread(nn.Module):
-    """A parameter that is reached by no attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.kept = [self.weight]
-
-    def forward(self):
-        return self.kept[0].square().mean()
-
-
-def test_a_quantized_base_refuses_what_is_read_by_another_way():
-    model, optimizer = seed_replay_model.machine(_Unread(), base="int8", pool=4)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="got 1 parameters that an evaluation did not read so"):
-            optimizer.step(lambda: model())
-    assert optimizer.iteration == 0
 
 
 def test_a_log_replays_on_the_base_model():

@@ -49,8 +49,12 @@ WAYS = {
 }
 
 
-def _story(r, port, options):
+@pytest.mark.later
+@pytest.mark.parametrize("way", WAYS)
+@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_machines_that_come_and_go_end_alike(r, port, way):
     """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
+    options = WAYS[way]
     if r.rank == 3:
         r.hear("begun", DEADLINE_S)
     machine = TuningResult(port, f"machine{r.rank}", min_machines=3, exchange={"chunk": 8}, **options)
@@ -76,15 +80,8 @@ def _story(r, port, options):
     return ended, machine.core.log, weights
 
 
-@pytest.mark.later
-@pytest.mark.parametrize("way", WAYS)
-def test_machines_that_come_and_go_end_alike(store, way):
-    allowed = {2: -signal.SIGKILL}
-    ends = ranks.run_ranks(_story, 4, store.port, WAYS[way], timeout=DEADLINE_S, allow_exit=allowed)
-    assert ends[0] == ends[1] == ends[3]
-
-
-def _resumed(r, folder):
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_goes_on_from_checkpoints_at_another_store(r, tmp_path):
     """The store dies. The machines' programs start again, from their checkpoints, one of them an iteration behind."""
     if r.rank == 2:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -92,7 +89,7 @@ def _resumed(r, folder):
         for q in range(2):
             r.hear(f"lost soon{q}", DEADLINE_S)
         os.kill(os.getpid(), signal.SIGKILL)
-    options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 1000}
+    options = {"checkpoint": tmp_path / str(r.rank), "snapshot_every": 1000}
     machine = TuningResult(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}", **options)
     machine.until(30)
     if r.rank == 0:
@@ -131,14 +128,11 @@ def _resumed(r, folder):
     return ended
 
 
-def test_goes_on_from_checkpoints_at_another_store(tmp_path):
-    ends = ranks.run_ranks(_resumed, 3, str(tmp_path), timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    assert ends[0] == ends[1]
-
-
-def _beyond_the_log(r, port, folder, options):
+@pytest.mark.parametrize("way", ["at use", "in place", "quantized"])
+@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+def test_a_snapshot_brings_a_late_machine_in(r, port, tmp_path, way):
     """A late machine's weights come by a snapshot, and stand in its own checkpoint."""
-    exchange = {"chunk": 4, "snapshot_every": 8, "min_machines": 1}
+    options, exchange = WAYS[way], {"chunk": 4, "snapshot_every": 8, "min_machines": 1}
     if r.rank == 0:
         machine = TuningResult(port, "first", exchange=exchange, **options)
         while machine.opt.iteration < 24 or machine.store_has("chunk/0"):
@@ -146,19 +140,13 @@ def _beyond_the_log(r, port, folder, options):
         r.say("begun")
     else:
         r.hear("begun", DEADLINE_S)
-        machine = TuningResult(port, "late", exchange=exchange, checkpoint=folder, **options)
+        machine = TuningResult(port, "late", exchange=exchange, checkpoint=tmp_path, **options)
         assert machine.opt.iteration >= 24
     ended = end_together(r, machine, lambda m: m.opt.stats()["machines"] == 2)
     if r.rank == 1:
-        _, again = seed_replay_model.machine(checkpoint=folder, **options)
+        _, again = seed_replay_model.machine(checkpoint=tmp_path, **options)
         assert (again.iteration, again.core.checksum()) == ended
     return ended
-
-
-@pytest.mark.parametrize("way", ["at use", "in place", "quantized"])
-def test_a_snapshot_brings_a_late_machine_in(store, tmp_path, way):
-    first, second = ranks.run_ranks(_beyond_the_log, 2, store.port, str(tmp_path), WAYS[way], timeout=DEADLINE_S)
-    assert first == second
 
 
 @pytest.mark.parametrize(
@@ -177,13 +165,10 @@ def test_refuses(given, says):
         seed_replay_model.machine(**given)
 
 
-def _by_store(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_takes_a_store(r, port):
     client = dist.TCPStore("127.0.0.1", port, is_master=False)
     model, opt = seed_replay_model.machine(store=client, machine_id=r.rank)
     seed_replay_model.train(model, opt, 3)
     assert opt.stats()["machines"] == 1
     opt.leave()
-
-
-def test_takes_a_store(store):
-    ranks.run_ranks(_by_store, 1, store.port, timeout=DEADLINE_S)

@@ -70,15 +70,6 @@ def _signal_around(machine, phase, signum):
     machine.step = step
 
 
-def _killed(r, port, phase, options):
-    machine = Machine(port, f"machine{r.rank}", min_machines=3, **options).join()
-    if r.rank == 2:
-        _signal_around(machine, phase, signal.SIGKILL)
-    machine.until(AT + 10)
-    machine.exchange.leave()
-    return machine.core.checksum(), machine.core.log, machine.exchange.machine
-
-
 @pytest.mark.later
 @pytest.mark.parametrize(
     ("phase", "options"),
@@ -90,21 +81,25 @@ def _killed(r, port, phase, options):
         ("after applying", {}),
     ],
 )
-def test_goes_on_without_a_killed_machine(store, phase, options):
-    first, second, _ = ranks.run_ranks(
-        _killed, 3, store.port, phase, options, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
-    )
-    expect_alike([first[:2], second[:2]])
-    there = machines_by_iteration(first[1])
-    survivors = {first[2], second[2]}
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+def test_goes_on_without_a_killed_machine(r, port, phase, options):
+    machine = Machine(port, f"machine{r.rank}", min_machines=3, **options).join()
+    if r.rank == 2:
+        _signal_around(machine, phase, signal.SIGKILL)
+    machine.until(AT + 10)
+    machine.exchange.leave()
+    there = machines_by_iteration(machine.core.log)
     assert sorted(there) == list(range(AT + 10)), "an iteration is lost"
-    assert all(survivors <= set(machines) for machines in there.values()), "a survivor's message is lost"
+    assert all(machine.exchange.machine in machines for machines in there.values()), "a survivor's message is lost"
     assert len(there[AT - 1]) == 3
     assert len(there[AT]) == (2 if phase == "before posting" else 3)
     assert len(there[AT + 1]) == 2
+    return machine.core.checksum(), machine.core.log
 
 
-def _slow(r, port):
+@pytest.mark.later
+@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+def test_drops_a_slow_machine_and_lets_it_in_again(r, port):
     """A machine that lives but is too slow is dropped, and comes in again."""
     machine = Machine(
         port, f"machine{r.rank}", min_machines=2, lost_after_s=1000, deadline_least_s=2, deadline_most_s=2
@@ -113,48 +108,39 @@ def _slow(r, port):
     if r.rank == 1:
         time.sleep(5)
     ended = end_together(r, machine, lambda m: m.core.iteration > AT + 5 and m.exchange.stats()["machines"] == 2)
+    assert len(machines_by_iteration(machine.core.log)[AT]) == 1
     return *ended, machine.core.log
-
-
-@pytest.mark.later
-def test_drops_a_slow_machine_and_lets_it_in_again(store):
-    ends = ranks.run_ranks(_slow, 2, store.port, timeout=DEADLINE_S)
-    expect_alike(ends)
-    assert len(machines_by_iteration(ends[0][2])[AT]) == 1
 
 
 def _is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def _stopped(r, port, phase):
+@pytest.mark.later
+@pytest.mark.parametrize("phase", ["before posting", "after posting", "after writing the set", "before applying"])
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_a_machine_that_wakes_up_catches_up(r, port, phase):
     """The last machine is stopped until the others are two chunks further, and the keys of that time deleted."""
     machine = Machine(port, f"machine{r.rank}", min_machines=3, chunk=4).join()
     if r.rank == 2:
         _signal_around(machine, phase, signal.SIGSTOP)
         r.say("pid", os.getpid())
-    if r.rank == 0:
+    elif r.rank == 0:
         pid = int(r.hear("pid", DEADLINE_S))
         while not _is_stopped(pid):  # it may have been too slow to be the last to come, and come to its phase late
             machine.step()
         machine.until(machine.core.iteration + 20)
         assert machine.exchange.stats()["machines"] == 2
         os.kill(pid, signal.SIGCONT)
-        return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
-    return *end_together(r, machine, None), machine.core.log
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("phase", ["before posting", "after posting", "after writing the set", "before applying"])
-def test_a_machine_that_wakes_up_catches_up(store, phase):
-    ends = ranks.run_ranks(_stopped, 3, store.port, phase, timeout=DEADLINE_S)
-    expect_alike(ends)
-    there = machines_by_iteration(ends[0][2])
+    ended = end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
+    there = machines_by_iteration(machine.core.log)
     assert len(there[AT + 2]) == 2
     assert len(there[max(there)]) == 3
+    return *ended, machine.core.log
 
 
-def _all_gone(r, port):
+@ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL, 1: -signal.SIGKILL})
+def test_a_late_machine_takes_over(r, port):
     """All machines die; one that comes later takes the log up, and the run."""
     if r.rank == 2:
         r.hear("gone", DEADLINE_S)
@@ -163,7 +149,7 @@ def _all_gone(r, port):
         machine.until(AT + 5)
         assert machines_of(machine.step()) == [machine.exchange.machine]
         machine.exchange.leave()
-        return True
+        return
     machine = Machine(port, f"machine{r.rank}").join()
     if r.rank == 1:
         machine.until(AT)
@@ -172,11 +158,6 @@ def _all_gone(r, port):
     else:
         machine.until(AT)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_late_machine_takes_over(store):
-    allowed = dict.fromkeys((0, 1), -signal.SIGKILL)
-    ranks.run_ranks(_all_gone, 3, store.port, timeout=DEADLINE_S, allow_exit=allowed)
 
 
 def _harassed(r, port, rounds, snapshot_every):
@@ -229,7 +210,9 @@ def _silence(exchange):
         exchange._beat.stop()
 
 
-def _displaced(r, port, silent):
+@pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_a_displaced_process_does_not_leave_for_its_successor(r, port, silent):
     """A process goes when another one has its place, for it was silent for long: or is there alone."""
     old = Machine(port, "same", min_machines=1, lost_after_s=0.5).join().until(3)
     new = old
@@ -249,12 +232,8 @@ def _displaced(r, port, silent):
     assert new.store.get(mail) == b"left"
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
-def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
-    ranks.run_ranks(_displaced, 1, store.port, silent, timeout=DEADLINE_S)
-
-
-def _checks_alone(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_comparing_weights_does_not_cost_a_machine_its_place(r, port):
     """One machine compares weights, and the other one does not: it goes on at once, and waits for the first."""
     machine = (
         Machine(port, f"machine{r.rank}", min_machines=2, lost_after_s=10, deadline_least_s=6, deadline_most_s=6)
@@ -265,17 +244,13 @@ def _checks_alone(r, port):
         assert not machine.exchange.check(machine.core)
     machine.until(AT + 3)
     stats = machine.exchange.stats()
-    r.say(f"ended{r.rank}")
-    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
+    r.meet_at("ended", DEADLINE_S)
     machine.exchange.leave()
-    return stats["void"], stats["dropped"]
+    assert stats["void"] == stats["dropped"] == 0
 
 
-def test_comparing_weights_does_not_cost_a_machine_its_place(store):
-    assert ranks.run_ranks(_checks_alone, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]
-
-
-def _checks_a_dead_machine(r, port):
+@ranks.on_ranks(2, timeout=60, allow_exit={1: -signal.SIGKILL})
+def test_does_not_wait_for_a_dead_machines_checksum(r, port):
     """Compared with is who was in the last record: it may be dead since."""
     machine = (
         Machine(port, f"machine{r.rank}", min_machines=2, deadline_least_s=1000, deadline_most_s=1000).join().until(AT)
@@ -290,19 +265,12 @@ def _checks_a_dead_machine(r, port):
     machine.exchange.leave()
 
 
-def test_does_not_wait_for_a_dead_machines_checksum(store):
-    ranks.run_ranks(_checks_a_dead_machine, 2, store.port, timeout=60, allow_exit={1: -signal.SIGKILL})
-
-
-def _no_beat(r, port):
+@pytest.mark.later
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_who_takes_part_shows_a_sign_of_life(r, port):
     """One machine's heartbeat is not seen, but its messages are: those of one that has just come back, or whose beat is slow."""
     machine = Machine(port, f"machine{r.rank}", min_machines=2, lost_after_s=3, deadline_least_s=20).join().until(AT)
     if r.rank == 1:
         _silence(machine.exchange)
     machine.until(AT + 16, pause_s=0.4 * r.rank)  # this takes longer than lost_after_s
-    return machine.exchange.stats()["void"], machine.exchange.stats()["dropped"]
-
-
-@pytest.mark.later
-def test_who_takes_part_shows_a_sign_of_life(store):
-    assert ranks.run_ranks(_no_beat, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]
+    assert machine.exchange.stats()["void"] == machine.exchange.stats()["dropped"] == 0

@@ -65,33 +65,14 @@ def _at(core, machine, sample, factor, batch):
         return float(seed_replay_model.loss(model, batch))
 
 
-def _unlike(r, seconds):
+@pytest.mark.parametrize("seconds", [None, 60.0])
+@ranks.on_ranks(2, alike=True)
+def test_lists_of_different_lengths(r, seconds):
     r.init()
     model, optimizer = seed_replay_model.machine(samples=2 + r.rank, seconds=seconds, group=dist.group.WORLD)
     seed_replay_model.train(model, optimizer, 3)
-    return optimizer.core.checksum(), [entry["counts"] for entry in _C.read_replay_records(optimizer.core.log)]
-
-
-@pytest.mark.parametrize("seconds", [None, 60.0])
-def test_lists_of_different_lengths(seconds):
-    a, b = ranks.run_ranks(_unlike, 2, seconds)
-    assert a == b and a[1] == [[2, 3]] * 3
-
-
-def _differ(r, what):
-    r.init()
-    others = {"seed": {"seed": 1}, "check_every": {"check_every": 3}, "codec": {"codec": "log9"}}
-    options = {"check_every": 2} | (others.get(what, {}) if r.rank else {})
-    model = seed_replay_model.net()
-    if what == "weights" and r.rank:
-        with torch.no_grad():
-            model[0].bias[3] += 1
-    if what == "model" and r.rank:
-        model = torch.nn.Linear(seed_replay_model.WIDTH, seed_replay_model.CLUSTERS)
-    model, optimizer = seed_replay_model.machine(model, group=dist.group.WORLD, **options)
-    with pytest.raises(ValueError) as error:
-        seed_replay_model.train(model, optimizer, 1)
-    return str(error.value)
+    assert [entry["counts"] for entry in _C.read_replay_records(optimizer.core.log)] == [[2, 3]] * 3
+    return optimizer.core.checksum()
 
 
 @pytest.mark.later
@@ -105,11 +86,25 @@ def _differ(r, what):
         ("weights", "checksum of the weights: expected the same on all ranks"),
     ],
 )
-def test_ranks_that_differ(what, said):
-    assert all(said in message and "ranks 0 and 1" in message for message in ranks.run_ranks(_differ, 2, what))
+@ranks.on_ranks(2)
+def test_ranks_that_differ(r, what, said):
+    r.init()
+    others = {"seed": {"seed": 1}, "check_every": {"check_every": 3}, "codec": {"codec": "log9"}}
+    options = {"check_every": 2} | (others.get(what, {}) if r.rank else {})
+    model = seed_replay_model.net()
+    if what == "weights" and r.rank:
+        with torch.no_grad():
+            model[0].bias[3] += 1
+    if what == "model" and r.rank:
+        model = torch.nn.Linear(seed_replay_model.WIDTH, seed_replay_model.CLUSTERS)
+    model, optimizer = seed_replay_model.machine(model, group=dist.group.WORLD, **options)
+    with pytest.raises(ValueError, match=f"{said}(?s:.*)ranks 0 and 1"):
+        seed_replay_model.train(model, optimizer, 1)
 
 
-def _rates(r):
+@ranks.on_ranks(2)
+def test_rates_that_differ(r):
+    """Nothing is applied, and perturbations in place leave no rounding."""
     r.init()
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, perturb="in-place")
     seed_replay_model.train(model, optimizer, 1)
@@ -119,15 +114,11 @@ def _rates(r):
         ValueError, match=r"iteration 1: expected one lr and weight decay on all ranks, got .* on ranks 0 and 1"
     ):
         seed_replay_model.train(model, optimizer, 1)
-    return optimizer.iteration == 1 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert optimizer.iteration == 1 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_rates_that_differ():
-    """Nothing is applied, and perturbations in place leave no rounding."""
-    assert ranks.run_ranks(_rates, 2) == [True, True]
-
-
-def _spoilt(r):
+@ranks.on_ranks(2)
+def test_weights_that_part_are_found(r):
     r.init()
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, check_every=2)
     seed_replay_model.train(model, optimizer, 1)
@@ -138,14 +129,10 @@ def _spoilt(r):
         RuntimeError, match=r"iteration 2: expected equal weights, got CRC-32C .* on rank 0 and .* on rank 1"
     ):
         seed_replay_model.train(model, optimizer, 1)
-    return True
 
 
-def test_weights_that_part_are_found():
-    assert ranks.run_ranks(_spoilt, 2) == [True, True]
-
-
-def _lost(r):
+@ranks.on_ranks(2, allow_exit={1: 0})
+def test_a_lost_rank_is_a_named_error_and_nothing_is_applied(r):
     r.init()
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD)
     seed_replay_model.train(model, optimizer, 2)
@@ -154,8 +141,4 @@ def _lost(r):
     before = optimizer.core.checksum()
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         seed_replay_model.train(model, optimizer, 50)
-    return optimizer.core.checksum() == before and optimizer.iteration == 2
-
-
-def test_a_lost_rank_is_a_named_error_and_nothing_is_applied():
-    assert ranks.run_ranks(_lost, 2, allow_exit={1: 0})[0]
+    assert optimizer.core.checksum() == before and optimizer.iteration == 2

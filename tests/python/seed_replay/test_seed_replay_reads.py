@@ -99,6 +99,7 @@ def test_what_a_base_has_no_memory_of_is_refused():
     for _ in range(2):
         with pytest.raises(ValueError, match="got 1 parameters that an evaluation did not read"):
             optimizer.step(lambda: nn.functional.mse_loss(model(x), y) + kept[0].square().sum())
+    assert optimizer.iteration == 0
     with pytest.raises(
         ValueError, match="attributes of their modules, got 4 parameters that an evaluation did not read"
     ):

@@ -10,26 +10,6 @@ DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
 
 
-def _twice(r, port):
-    if r.rank == 1:
-        r.hear("first", DEADLINE_S)
-        with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            Machine(port, "same", min_machines=1).join()
-        r.say("refused")
-        return
-    machine = Machine(port, "same", min_machines=1).join()
-    machine.until(3)
-    r.say("first")
-    while not r.path("refused").exists():
-        machine.step()
-    assert machine.exchange.stats()["void"] == 0
-    machine.exchange.leave()
-
-
-def test_refuses_a_living_machines_id(store):
-    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
-
-
 def _spoilt(machine, how):
     """This machine's message of iteration AT, or nearly."""
     if how in ("iteration", "length"):
@@ -89,7 +69,10 @@ DIFFERENT = {
 }
 
 
-def _different(r, port, what):
+@pytest.mark.later
+@pytest.mark.parametrize("what", DIFFERENT)
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_a_machine_with_another(r, port, what):
     from torch_lowcomm.seed_replay.store import exchange as store_exchange
 
     if r.rank == 1:
@@ -108,9 +91,3 @@ def _different(r, port, what):
     machine.until(machine.core.iteration + 5)
     assert machine.exchange.stats()["machines"] == 1
     machine.exchange.leave()
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_refuses_a_machine_with_another(store, what):
-    ranks.run_ranks(_different, 2, store.port, what, timeout=DEADLINE_S)

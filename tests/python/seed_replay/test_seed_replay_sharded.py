@@ -126,7 +126,8 @@ def test_machines_of_different_sizes():
         cases.expect_equal(one, whole)
 
 
-def _half_computed(r):
+@ranks.on_ranks(2, alike=True)
+def test_mixed_precision(r):
     """FSDP2 casts the shards to bfloat16 before it gathers them: they are perturbed before."""
     r.init()
     mesh, group = cases.machines(r, 2)
@@ -134,41 +135,8 @@ def _half_computed(r):
     optimizer = cases.optimizer_of(model, group=group, eps=5e-2, codec="none")
     losses = [optimizer.step(lambda s, t=t: seed_replay_model.loss(model, 100 * t + s)) for t in range(2)]
     estimates = _C.read_replay_records(optimizer.core.log)
+    assert all(math.isfinite(loss) for loss in losses)
     return optimizer.core.checksum(), losses, len(estimates)
-
-
-def test_mixed_precision():
-    found = ranks.run_ranks(_half_computed, 2)
-    assert found[0] == found[1] and all(math.isfinite(loss) for loss in found[0][1])
-
-
-def _differ(r, what):
-    r.init()
-    mesh, group = cases.machines(r, 2)
-    model = cases.sharded(mesh)
-    odd = r.rank == 1
-    others = {
-        "seed": {"seed": 1},
-        "estimator": {"estimator": "one-sided"},
-        "eps": {"eps": 2e-3},
-        "lr of 0": {"lr": 0.0},
-        "group": {"group": None},
-    }
-    options = {"group": group} | (others.get(what, {}) if odd else {})
-    if what == "frozen" and odd:
-        model.norm.weight.requires_grad_(False)
-    with pytest.raises(ValueError) as error:
-        optimizer = cases.optimizer_of(model, **options)
-        if what == "rates":
-            optimizer.param_groups[0]["lr"] *= 1 + r.rank
-        if what == "not finite" and odd:
-            optimizer.param_groups[0]["lr"] = math.nan
-        before = optimizer.stats()["sent_bytes"]
-        try:
-            cases.step(model, optimizer, 0)
-        finally:
-            assert optimizer.stats()["sent_bytes"] == before, "it was refused before anything was sent"
-    return str(error.value)
 
 
 @pytest.mark.later
@@ -195,13 +163,47 @@ def _differ(r, what):
     ],
     ids=lambda value: value if len(value) < 12 else "",
 )
-def test_ranks_of_a_machine_that_differ(what, said):
+@ranks.on_ranks(2)
+def test_ranks_of_a_machine_that_differ(r, what, said):
     """Both ranks of machine 0 say so; a rank on its own would wait for the other for ever."""
-    for message in ranks.run_ranks(_differ, 2, what):
-        assert re.search(said, message), message
+    r.init()
+    mesh, group = cases.machines(r, 2)
+    model = cases.sharded(mesh)
+    odd = r.rank == 1
+    others = {
+        "seed": {"seed": 1},
+        "estimator": {"estimator": "one-sided"},
+        "eps": {"eps": 2e-3},
+        "lr of 0": {"lr": 0.0},
+        "group": {"group": None},
+    }
+    options = {"group": group} | (others.get(what, {}) if odd else {})
+    if what == "frozen" and odd:
+        model.norm.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=said):
+        optimizer = cases.optimizer_of(model, **options)
+        if what == "rates":
+            optimizer.param_groups[0]["lr"] *= 1 + r.rank
+        if what == "not finite" and odd:
+            optimizer.param_groups[0]["lr"] = math.nan
+        before = optimizer.stats()["sent_bytes"]
+        try:
+            cases.step(model, optimizer, 0)
+        finally:
+            assert optimizer.stats()["sent_bytes"] == before, "it was refused before anything was sent"
 
 
-def _refused(r, what):
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("columns", r"parameter '0.weight': expected Shard\(0\) on one dimension .*, got \(Shard\(dim=1\),\)"),
+        ("base", "base 'int8': expected whole parameters, got a shard of"),
+        ("group", "group: expected one rank of each machine, got ranks .* of this one too"),
+    ],
+    ids=lambda value: value if len(value) < 12 else "",
+)
+@ranks.on_ranks(2)
+def test_what_shards_do_not_do_is_refused(r, what, said):
     r.init()
     mesh = init_device_mesh("cpu", (2,))
     options = {}
@@ -216,23 +218,8 @@ def _refused(r, what):
         options = {"base": "int8", "pool": 4, "weight_decay": 0.0}
     if what == "group":
         options = {"group": dist.group.WORLD}
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=said):
         cases.optimizer_of(model, **options)
-    return str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("columns", r"parameter '0.weight': expected Shard\(0\) on one dimension .*, got \(Shard\(dim=1\),\)"),
-        ("base", "base 'int8': expected whole parameters, got a shard of"),
-        ("group", "group: expected one rank of each machine, got ranks .* of this one too"),
-    ],
-    ids=lambda value: value if len(value) < 12 else "",
-)
-def test_what_shards_do_not_do_is_refused(what, said):
-    for message in ranks.run_ranks(_refused, 2, what):
-        assert re.search(said, message), message
 
 
 def _nan(r):
@@ -283,9 +270,7 @@ def _raises_alone(r, told_by):
     same = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
     assert same and optimizer.iteration == 1
     if told_by == "timeout":
-        r.say(f"told {r.rank}")
-        for rank in range(r.size):
-            r.hear(f"told {rank}")
+        r.meet_at("told")
     elif r.rank == 1:
         r.say("unchanged")
         raise SystemExit(3)
@@ -302,7 +287,8 @@ def test_a_closure_that_raises_on_one_rank_alone_is_an_error_on_all(told_by):
     assert all(found[rank] for rank in (0, 2, 3)), found
 
 
-def _replicas_differ(r):
+@ranks.on_ranks(4)
+def test_replicas_that_differ_are_named(r):
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = cases.sharded(mesh)
@@ -310,20 +296,14 @@ def _replicas_differ(r):
         with torch.no_grad():
             model.into.weight.to_local()[0, 0] += 1
     optimizer = cases.optimizer_of(model)
-    with pytest.raises(RuntimeError) as error:
+    said = "iteration 0: expected equal weights in parameter 1, .* on rank 1 and .* on rank 3"
+    with pytest.raises(RuntimeError, match=said):
         cases.step(model, optimizer, 0)
-    return optimizer.iteration, str(error.value)
+    assert optimizer.iteration == 0
 
 
-def test_replicas_that_differ_are_named():
-    for iteration, said in ranks.run_ranks(_replicas_differ, 4):
-        assert iteration == 0
-        assert re.search("iteration 0: expected equal weights in parameter 1, .* on rank 1 and .* on rank 3", said), (
-            said
-        )
-
-
-def _other_memory(r):
+@ranks.on_ranks(2)
+def test_weights_that_moved_are_named(r):
     r.init()
     mesh = init_device_mesh("cpu", (2,))
     model = cases.sharded(mesh)
@@ -333,8 +313,3 @@ def _other_memory(r):
         model.into.weight._local_tensor = model.into.weight.to_local().clone()
     with pytest.raises(ValueError, match="parameter '.*': expected the memory that it had"):
         cases.step(model, optimizer, 0)
-    return True
-
-
-def test_weights_that_moved_are_named():
-    assert ranks.run_ranks(_other_memory, 2) == [True, True]

@@ -71,9 +71,7 @@ def _late(r, port, snapshots):
     _until(optimizer, model, machine, max(targets))
     assert optimizer.iteration == max(targets)
     told = cases.told(model, optimizer, [])
-    r.say(f"done{r.rank}")
-    for q in range(5):
-        r.hear(f"done{q}", DEADLINE_S)
+    r.meet_at("done", DEADLINE_S)
     optimizer.leave()
     return told, _C.read_replay_records(optimizer.core.log)[0]["iteration"]
 
@@ -115,7 +113,8 @@ def test_a_ranks_death_is_its_machines_and_the_others_go_on(store):
     assert len(found[0][1]) == 1, "the other machine takes no part any more"
 
 
-def _refused_by_first(r, port):
+@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+def test_what_the_first_rank_is_refused_all_ranks_raise(r, port):
     """Only the first rank talks to the store; what it is told there, all ranks of the machine raise."""
     machine = r.rank // 2
     mesh = _machine(r, 2 * machine, 2)
@@ -128,17 +127,13 @@ def _refused_by_first(r, port):
             r.say("founded")
         r.hear("refused", DEADLINE_S)
         optimizer.leave()
-        return ""
+        return None
     r.hear("founded", DEADLINE_S)
     with pytest.raises(ValueError) as error:
         optimizer.join()
     r.say("refused")
+    assert "seed=0" in str(error.value) and "seed=1" in str(error.value)
     return str(error.value)
-
-
-def test_what_the_first_rank_is_refused_all_ranks_raise(store):
-    found = ranks.run_ranks(_refused_by_first, 4, store.port, timeout=DEADLINE_S)
-    assert found[2] == found[3] and "seed=0" in found[2] and "seed=1" in found[2]
 
 
 def _folder(r, perturb):

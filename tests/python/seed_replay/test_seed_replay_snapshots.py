@@ -77,7 +77,8 @@ def test_a_machine_with_no_whole_snapshot_says_which_file_is_damaged(tmp_path, h
         seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
 
 
-def _away(r, port):
+@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+def test_a_leader_that_was_away_leaves_snapshots_and_log_alone(r, port):
     """The leader of the iteration before a snapshot is busy elsewhere until the others have made two later ones."""
     options = {"chunk": 4, "snapshot_every": 4}
     if r.rank == 3:
@@ -119,11 +120,6 @@ def _away(r, port):
         machine.step()
         r.say("back")
     return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)
-
-
-def test_a_leader_that_was_away_leaves_snapshots_and_log_alone(store):
-    ends = ranks.run_ranks(_away, 4, store.port, timeout=DEADLINE_S)
-    assert len(set(ends)) == 1
 
 
 VALUE = 2 << 20  # bytes of a snapshot, in two pieces
@@ -271,18 +267,15 @@ def _at_another_store(r, ports):
     assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
     machine.reach(ports[1]).join()
     machine.until(21)
-    r.say(f"begun{r.rank}")
-    r.hear(f"begun{1 - r.rank}", DEADLINE_S)
+    r.meet_at("begun", DEADLINE_S)
     source = json.loads(machine.store.get("lowcomm/replay/founded"))["source"]
     earlier = [f"lowcomm/replay/earlier/{source}{piece}" for piece in ("", "/0")]
     if r.rank == 0:
         assert machine.store.check(earlier)
-    r.say(f"checked{r.rank}")
-    r.hear("checked0", DEADLINE_S)
+    r.meet_at("checked", DEADLINE_S)
     machine.until(60, pause_s=0.02)
     machine.exchange.leave()  # which ends what it was writing and deleting
-    r.say(f"ended{r.rank}")
-    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
+    r.meet_at("ended", DEADLINE_S)
     while any(machine.store.check([key]) for key in earlier):  # until the test's deadline
         time.sleep(0.05)
     assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 48
@@ -295,9 +288,10 @@ def test_the_log_of_another_store_goes_with_the_chunks(store):
     assert len(set(ends)) == 1
 
 
-def _from_checkpoints(r, port, folder):
+@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+def test_machines_go_on_from_both_sides_of_a_checkpoint(r, port, tmp_path):
     """Two machines were killed, one just after a snapshot and one just before; they go on at a store."""
-    options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 4}
+    options = {"checkpoint": tmp_path / str(r.rank), "snapshot_every": 4}
     seed_replay_model.train(*seed_replay_model.machine(**options), 8 - r.rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     exchange = StoreExchange(store, f"machine{r.rank}", **EXCHANGE)
@@ -308,8 +302,3 @@ def _from_checkpoints(r, port, folder):
     seed_replay_model.train(model, optimizer, 4)
     optimizer.leave()
     return optimizer.iteration, optimizer.core.checksum()
-
-
-def test_machines_go_on_from_both_sides_of_a_checkpoint(store, tmp_path):
-    ends = ranks.run_ranks(_from_checkpoints, 2, store.port, str(tmp_path), timeout=DEADLINE_S)
-    assert len(set(ends)) == 1

@@ -23,34 +23,11 @@ DEADLINE_S = 120
 PATIENT = {"lost_after_s": 10.0, "deadline_least_s": 20.0}  # nobody is dropped for being slow
 
 
-def _run(r, port, iterations, options):
-    machine = Machine(port, f"machine{r.rank}", min_machines=r.size, **options).join()
-    before = machine.validation()
-    machine.until(iterations)
-    ended = machine.core.checksum(), machine.exchange.stats(), machine.core.log, machine.validation() / before
-    machine.exchange.leave()
-    return ended
-
-
-def test_machines_end_alike(store):
-    iterations, size, samples = 40, 3, 2
-    options = {"samples": samples} | PATIENT
-    ends = ranks.run_ranks(_run, size, store.port, iterations, options, timeout=DEADLINE_S)
-    assert len({(checksum, log) for checksum, _, log, _ in ends}) == 1
-    for _, stats, _, fell in ends:
-        assert stats["machines"] == size
-        assert stats["void"] == stats["dropped"] == 0
-        assert stats["sent_bytes"] > 0 < stats["received_bytes"]
-        assert fell < 0.9
-
-
 def _counted(r, port, iterations, samples):
     machine = Machine(port, f"office-{r.rank}", min_machines=r.size, samples=samples, lost_after_s=60.0).join()
     machine.until(iterations)
     sent = machine.exchange.stats()["sent_bytes"]
-    r.say(f"ended{r.rank}")
-    for other in range(r.size):
-        r.hear(f"ended{other}", DEADLINE_S)
+    r.meet_at("ended", DEADLINE_S)
     machine.exchange.leave()
     return sent
 
@@ -80,7 +57,9 @@ def test_what_is_agreed_is_short():
             Commit.decode(short)
 
 
-def _late(r, port, chunk):
+@pytest.mark.parametrize("chunk", [8, 256])
+@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+def test_lets_two_late_machines_in_at_once(r, port, chunk):
     """Two machines come at once when two are at it, with the first weights: they download bytes, and no weights."""
     if r.rank >= 2:
         r.hear("begun", DEADLINE_S)
@@ -92,14 +71,9 @@ def _late(r, port, chunk):
         if r.rank == 0:
             r.say("begun")
     ended = end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)
-    return ended, machine.exchange.stats(), machine.core.log
-
-
-@pytest.mark.parametrize("chunk", [8, 256])
-def test_lets_two_late_machines_in_at_once(store, chunk):
-    ends = ranks.run_ranks(_late, 4, store.port, chunk, timeout=DEADLINE_S)
-    assert len({(ended, log) for ended, _, log in ends}) == 1
-    assert all(stats["void"] == stats["dropped"] == 0 for _, stats, _ in ends)
+    stats = machine.exchange.stats()
+    assert stats["void"] == stats["dropped"] == 0 < stats["received_bytes"]
+    return ended, machine.core.log
 
 
 def _keys(store):
@@ -108,20 +82,14 @@ def _keys(store):
     return collections.Counter(re.sub(r"[0-9].*|(?<=beat/).*", "", name).rstrip("/") for name in names)
 
 
-def _meet(r, where):
-    r.say(f"{where}, {r.rank}")
-    for other in range(r.size):
-        r.hear(f"{where}, {other}", DEADLINE_S)
-
-
 def _watched(r, port):
     machine = Machine(port, f"machine{r.rank}", chunk=4).join()
     counts = []
     for iteration in (20, 60, 100):
         machine.until(iteration)
-        _meet(r, f"at {iteration}")
+        r.meet_at(f"at {iteration}", DEADLINE_S)
         counts.append(_keys(machine.store))
-        _meet(r, f"counted at {iteration}")
+        r.meet_at(f"counted at {iteration}", DEADLINE_S)
     machine.exchange.leave()
     return counts, machine.core.log
 
@@ -158,8 +126,11 @@ def test_keys_stay_few(store):
     assert ends[0][1].startswith(b"".join(chunks))
 
 
-def _beyond_the_log(r, port, folder):
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
+@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+def test_snapshots_bound_the_log(r, port, tmp_path, shared):
     """A machine comes with the first weights when the log begins later: it takes a snapshot."""
+    folder = str(tmp_path) if shared else None
     options = {"chunk": 4, "snapshot_every": 8, "snapshots": folder}
     if r.rank == 2:
         r.hear("begun", DEADLINE_S)
@@ -176,15 +147,10 @@ def _beyond_the_log(r, port, folder):
             assert not machine.store.check(["lowcomm/replay/chunk/0"])
             assert machine.store.check(["lowcomm/replay/chunk/11"])
             r.say("begun")
-    return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
-def test_snapshots_bound_the_log(store, tmp_path, shared):
-    folder = str(tmp_path) if shared else None
-    ends = ranks.run_ranks(_beyond_the_log, 3, store.port, folder, timeout=DEADLINE_S)
-    assert len(set(ends)) == 1
+    ended = end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
+    r.meet_at("left", DEADLINE_S)
     assert len(list(tmp_path.iterdir())) == (2 if shared else 0)
+    return ended
 
 
 def _spoilt_weights(r, port, resync):
@@ -225,7 +191,15 @@ def test_sets_other_weights_to_a_snapshot(store):
     assert first == second
 
 
-def _wrong_checkpoint(r, port, iteration, error, says):
+@pytest.mark.parametrize(
+    ("iteration", "error", "says"),
+    [
+        (3, ReplayMismatch, "expected the others' weights of iteration 4, with checksum 0x.*, got 0x"),
+        (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
+    ],
+)
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_refuses_weights_of_another_iteration(r, port, iteration, error, says):
     if r.rank == 0:
         machine = Machine(port, "first", min_machines=1, chunk=4).join()
         machine.until(20)
@@ -240,17 +214,6 @@ def _wrong_checkpoint(r, port, iteration, error, says):
     with pytest.raises(error, match=says):
         machine.join()
     r.say("refused")
-
-
-@pytest.mark.parametrize(
-    ("iteration", "error", "says"),
-    [
-        (3, ReplayMismatch, "expected the others' weights of iteration 4, with checksum 0x.*, got 0x"),
-        (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
-    ],
-)
-def test_refuses_weights_of_another_iteration(store, iteration, error, says):
-    ranks.run_ranks(_wrong_checkpoint, 2, store.port, iteration, error, says, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +233,8 @@ def test_refuses(store, arguments, error, says):
         StoreExchange(given.pop("store"), given.pop("machine_id"), **given)
 
 
-def _misused(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_names_misuse_and_enters_again(r, port):
     machine = Machine(port, "only", min_machines=1)
     with pytest.raises(RuntimeError, match=r"expected join\(\) before the first iteration"):
         machine.step()
@@ -286,20 +250,14 @@ def _misused(r, port):
     machine.exchange.leave()
 
 
-def test_names_misuse_and_enters_again(store):
-    ranks.run_ranks(_misused, 1, store.port, timeout=DEADLINE_S)
-
-
-def _too_few(r, port):
+@ranks.on_ranks(1, timeout=DEADLINE_S)
+def test_names_who_is_there(r, port):
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more to begin with, got \['only'\] in 1 s"):
         Machine(port, "only", timeout=timedelta(seconds=1)).join()
 
 
-def test_names_who_is_there(store):
-    ranks.run_ranks(_too_few, 1, store.port, timeout=DEADLINE_S)
-
-
-def _rates(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_the_longest_members_learning_rate_counts(r, port):
     """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
     if r.rank == 1:
         r.hear("begun", DEADLINE_S)
@@ -314,22 +272,19 @@ def _rates(r, port):
         machine.until(machine.core.iteration + 10)
         r.say("leaving", machine.core.iteration)
         machine.exchange.leave()
-        return None
+        return
     while not r.path("leaving").exists():
         machine.step()
     machine.until(int(r.hear("leaving", DEADLINE_S)) + 5)
     machine.exchange.leave()
-    return [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
-
-
-def test_the_longest_members_learning_rate_counts(store):
-    steps = ranks.run_ranks(_rates, 2, store.port, timeout=DEADLINE_S)[1]
+    steps = [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
     both = [lr for lr, machines in steps if machines == 2]
     assert set(both) == {2.0**-7} and len(both) >= 10
     assert steps[-1] == (2.0**-8, 1)
 
 
-def _stopped_at_the_store(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_a_stopped_process_has_not_lost_the_store(r, port):
     """Stopped for longer than the store's answers may take: that is no loss of the store."""
     if r.rank == 1:
         pid = int(r.hear("pid", DEADLINE_S))
@@ -345,14 +300,7 @@ def _stopped_at_the_store(r, port):
     assert keys.wait_for("late", 10.0) == b"there"
 
 
-def test_a_stopped_process_has_not_lost_the_store(store):
-    ranks.run_ranks(_stopped_at_the_store, 2, store.port, timeout=DEADLINE_S)
-
-
-def _left_unsaid(r, port):
+@ranks.on_ranks(2, timeout=DEADLINE_S)
+def test_ends_cleanly_without_a_goodbye(r, port):
     machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=4).join()
     machine.until(8)
-
-
-def test_ends_cleanly_without_a_goodbye(store):
-    ranks.run_ranks(_left_unsaid, 2, store.port, timeout=DEADLINE_S)

@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.grassmann import turned
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
 
@@ -63,10 +65,33 @@ def cuts(model, count, **options):
     return [lc.subspace.cut(model, index, count, **options) for index in range(count)]
 
 
+class Positions(nn.Module):
+    """A decoder with a frozen additive table of positions: a buffer, or a module."""
+
+    def __init__(self, kind="buffer", rows=48):
+        super().__init__()
+        whole = gpt()
+        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
+        rows = torch.randn(rows, WIDTH, dtype=torch.float64)
+        if kind == "buffer":
+            self.register_buffer("positions", rows)
+        else:
+            self.positions = nn.Embedding(len(rows), WIDTH, _weight=rows, _freeze=True)
+        self.table = lambda: rows
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.table()[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 def logits(model, ids):
-    """Of a GPT, or a model of `transformers`, in one piece."""
+    """Of a GPT, a decoder with positions, or a model of `transformers`, in one piece."""
     if hasattr(model, "config"):
         return model(input_ids=ids, use_cache=False).logits
+    if isinstance(model, Positions):
+        return model(ids)
     x = model.embed(ids)
     for block in model.blocks:
         x = block(x)
@@ -100,6 +125,31 @@ def gradients(model):
         elif role is not None:
             found[f"{name}.weight"] = basis.project_weight(found[f"{name}.weight"])
     return found
+
+
+def loss(logits, target):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def expect_uncut(model, stages, ids, bound=1e-12):
+    """The stages have the loss and the gradients of the model in one piece."""
+    target = ids.roll(1, 1)
+    of_one, of_stages = loss(logits(model, ids), target), loss(chain(stages, ids), target)
+    assert abs(of_stages.item() - of_one.item()) < bound
+    of_one.backward()
+    expected = gradients(model)
+    of_stages.backward()
+    for name, gradient in gradients(model).items():
+        assert apart(gradient, expected[name]) < bound, name
+
+
+def turn(model, optimizer, seen):
+    """A step of the subspace along a GradientSum, of a model in one piece."""
+    basis = model.subspace_basis
+    new = turned(basis.vectors, seen.total, 1.0)
+    optimizer.change_basis(basis.vectors.clone(), new)
+    basis.change(new)
+    seen.total = None
 
 
 def apart(x, y):

@@ -77,15 +77,6 @@ def test_an_activation_of_the_subspace_comes_back(dtype, bound, positions, fixed
     assert (decode(later, ids[:, 4:], start=4) - x[:, 4:]).abs().max() < bound
 
 
-def test_fused_arithmetic_is_that_of_its_parts():
-    basis, anchor, ids, _ = _parts(torch.float64)
-    x = torch.randn(3, CONTEXT, WIDTH, dtype=torch.float64)
-    c = Encode(basis, anchor)(x, ids)
-    torch.testing.assert_close(c, (x - anchor(ids, torch.float64)) @ basis.vectors.t(), rtol=0, atol=1e-13)
-    y = Decode(basis, anchor)(c, ids)
-    torch.testing.assert_close(y, c @ basis.vectors + anchor(ids, torch.float64), rtol=0, atol=1e-13)
-
-
 def test_gradients():
     basis, anchor, ids, inside = _parts(torch.float64)
     x = inside.requires_grad_()

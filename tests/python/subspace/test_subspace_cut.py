@@ -4,9 +4,7 @@ import copy
 
 import pytest
 import subspace_case as case
-import test_subspace_pipeline as pipelines
 import torch
-from torch import nn
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.families import new_cache
@@ -22,15 +20,8 @@ def _stages(model, cut, **options):
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_cut_is_the_uncut_model(cut):
     model, ids, targets = case.constrained(), case.ids(), case.ids(seed=6)
-    loss = model(ids, targets)  # the model's own forward, with targets, as before
-    loss.backward()
-    expected = case.gradients(model)
-    cut_loss = pipelines.loss(case.chain(_stages(model, cut), ids), targets)
-    assert abs(cut_loss.item() - loss.item()) < 1e-13
-    cut_loss.backward()
-    for name, gradient in case.gradients(model).items():
-        left = case.apart(gradient, expected[name])
-        assert left < 1e-12, (name, left)
+    assert abs(model(ids, targets).item() - case.loss(case.logits(model, ids), targets).item()) < 1e-13
+    case.expect_uncut(model, _stages(model, cut), ids)
 
 
 def test_what_travels():
@@ -63,30 +54,9 @@ def test_half_precision_decoder():
     assert case.apart(logits, whole) < 0.05
 
 
-class _Positions(nn.Module):
-    """A decoder with a frozen additive table of positions."""
-
-    def __init__(self, kind):
-        super().__init__()
-        whole = case.gpt()
-        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
-        rows = torch.randn(48, case.WIDTH, dtype=torch.float64)
-        if kind == "buffer":
-            self.register_buffer("positions", rows)
-        else:
-            self.positions = nn.Embedding(48, case.WIDTH, _weight=rows, _freeze=True)
-        self.table = lambda: rows
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.table()[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
 @pytest.mark.parametrize("kind", ["buffer", "module"])
 def test_frozen_positions(kind):
-    model, ids = _Positions(kind), case.ids()
+    model, ids = case.Positions(kind), case.ids()
     lc.subspace.constrain(model, case.RANK)
     assert model.subspace_parts.positions == "positions"
     stages = case.cuts(model, 3)
@@ -106,7 +76,7 @@ def test_frozen_positions(kind):
 
 
 def test_more_positions_than_the_table_has():
-    first = lc.subspace.cut(lc.subspace.constrain(_Positions("buffer"), case.RANK), 0, 2)
+    first = lc.subspace.cut(lc.subspace.constrain(case.Positions(), case.RANK), 0, 2)
     with pytest.raises(ValueError, match="stage 0 of 2: ids: expected at most 48 places, the table's, got 49"):
         first(case.ids(time=49))
 
@@ -191,6 +161,10 @@ def _cut(*arguments, **options):
     return lambda model, ids: lc.subspace.cut(model, *arguments, **options)
 
 
+def _constrain(*arguments, **options):
+    return lambda *_: lc.subspace.constrain(case.gpt(), *arguments, **options)
+
+
 SECOND, FIRST = "^stage 1 of 3: ", "^stage 0 of 2: ids: expected "
 VALUES = [
     (_after(lambda s, x, ids: s(x)), SECOND + "expected ids=, the tokens of the micro-batch, on every stage, got none"),
@@ -224,9 +198,21 @@ VALUES = [
     (_cut(0, 2, blocks=[0, 4]), r"blocks: expected 2 numbers above 0 .*\[0, 4\]"),
     (_cut(0, 3, blocks=[2, 2]), r"blocks: expected 3 numbers above 0"),
     (
-        lambda *_: lc.subspace.constrain(case.gpt(), 8, seed=2**64),
+        _constrain(8, seed=2**64),
         "seed: expected 0 or more, below 2.64, got 18446744073709551616",
     ),
+    (lambda model, _: lc.subspace.constrain(model, case.RANK), "expected a decoder that is not constrained"),
+    *((_constrain(rank), f"rank: expected one of 1...32, the width, got {rank}") for rank in (0, case.WIDTH + 1)),
+    *(
+        (_constrain(8, free_blocks=free), f"free_blocks: expected one of 0...3, fewer than .*, got {free}: a boundary")
+        for free in (-1, case.LAYERS)
+    ),
+    (lambda *_: lc.subspace.Projection(0), "rank: expected 1 or more, got 0"),
+    (
+        lambda *_: lc.subspace.Projection(4, anchor="mine"),
+        "anchor: expected one of 'embedding', 'own', 'signs', 'none', got 'mine'",
+    ),
+    (lambda *_: lc.subspace.Bottleneck(4, hidden=0), "rank and hidden: expected 1 or more, got 4 and 0"),
 ]
 TYPES = [
     (lambda model, _: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),
@@ -234,8 +220,13 @@ TYPES = [
     (_cut(0, 2, boundary="x"), "boundary: expected Projection, .* got 'x'"),
     (_cut(0.0, 2), "index: expected an integer, got 0.0"),
     (_cut(0, 2, blocks=[2.0, 2]), "blocks: expected an integer, got 2.0"),
-    (lambda *_: lc.subspace.constrain(case.gpt(), 8.0), "rank: expected an integer, got 8.0"),
-    (lambda *_: lc.subspace.constrain(case.gpt(), 8, seed=None), "seed: expected an integer, got None"),
+    (_constrain(8.0), "rank: expected an integer, got 8.0"),
+    (_constrain(8, seed=None), "seed: expected an integer, got None"),
+    *((_constrain(8, free_blocks=free), "free_blocks: expected an integer") for free in (1.0, True, None)),
+    (
+        lambda *_: lc.subspace.check(case.gpt()),
+        "expected a model that lc.subspace.constrain has returned, got GPT",
+    ),
     (
         lambda model, _: lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(4, seed=1.5)),
         "seed: expected an integer, got 1.5",

@@ -8,6 +8,7 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.basis import Basis
@@ -72,8 +73,9 @@ def test_ids_that_will_not_do_in_the_first_step(pair, wrong, expected):
     [
         (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch|ids: expected the same"),
         (_shifted, "ids: expected the same as at the stage before|for the ids"),
+        (_rolled, "ids: expected the same as at the stage before"),
     ],
-    ids=["missing", "of another batch"],
+    ids=["missing", "shorter", "of another batch"],
 )
 def test_ids_that_will_not_do_in_the_second_step(pair, wrong, expected):
     pair(_wrong_ids, wrong, expected, 1)
@@ -85,9 +87,10 @@ def _not_a_number(r, stage, x):
             stage.submod.get_submodule("blocks").get_submodule("0").down.weight[0, 0] = float("nan")
 
 
-def _nan(r, coefficients):
+@pytest.mark.parametrize("coefficients", ["fp32", "bf16", "minmax8:bucket=64"])
+@on_ranks("pair")
+def test_a_nan_in_an_activation_is_refused(r, coefficients):
     """A NaN in an activation is refused whatever coefficients travel as; both ranks hear of it, and go on without."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients=coefficients)
     x, y = pipelines._batch()
     _step(r, schedule, x, y)
@@ -103,11 +106,6 @@ def _nan(r, coefficients):
     _step(r, schedule, x, y)
 
 
-@pytest.mark.parametrize("coefficients", ["fp32", "bf16", "minmax8:bucket=64"])
-def test_a_nan_in_an_activation_is_refused(pair, coefficients):
-    pair(_nan, coefficients)
-
-
 class _Spoilt(torch.autograd.Function):
     """A gradient of infinities, as a loss scale that is too large makes one."""
 
@@ -120,9 +118,9 @@ class _Spoilt(torch.autograd.Function):
         return gradient * float("inf")
 
 
-def _spoilt_gradient(r):
+@on_ranks("pair")
+def test_a_gradient_that_is_not_finite(r):
     """Exact gradients pass as torch's do, for a gradient scaler to see; clip_grad_norm tells all stages."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
     optimizer = lc.SubspaceAdamW(stage.submod)
     if r.rank == 1:
@@ -145,26 +143,6 @@ def _spoilt_gradient(r):
         _step(r, schedule, x, y)
 
 
-def test_a_gradient_that_is_not_finite(pair):
-    pair(_spoilt_gradient)
-
-
-def _ranks_differ(r):
-    r.init("lowcomm")
-    model = lc.subspace.constrain(case.gpt(torch.float32, layers=2), case.RANK - r.rank)
-    stage = lc.pipeline.Stage(lc.subspace.cut(model, r.rank, 2), r.rank, 2, torch.device("cpu"))
-    schedule = torch.distributed.pipelining.Schedule1F1B(stage, 4, loss_fn=pipelines.loss)
-    x, y = pipelines._batch()
-    with pytest.raises(
-        (ValueError, RuntimeError), match=r"coefficients: expected the same on both sides, rank . has '[87] of 32"
-    ):
-        _step(r, schedule, x, y)
-
-
-def test_another_rank_on_two_stages(pair):
-    pair(_ranks_differ)
-
-
 class _Optimizer:
     """Stands in for the optimizer of a switch that never comes to it."""
 
@@ -175,9 +153,10 @@ class _Optimizer:
         self.changed += 1
 
 
-def _switch_that_fails(r, when):
+@pytest.mark.parametrize("when", ["before", "after"])
+@on_ranks("trio")
+def test_a_switch_that_fails_leaves_one_version(r, when):
     """A rank fails before or after the others have changed; `resume` brings all to one version."""
-    r.init("lowcomm")
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 3, torch.float64)
     optimizer = _Optimizer()
     subspace = lc.subspace.Grassmann([stage], optimizer, every=1)
@@ -198,14 +177,9 @@ def _switch_that_fails(r, when):
     _step(r, schedule, x, y)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_switch_that_fails_leaves_one_version(trio, when):
-    trio(_switch_that_fails, when)
-
-
-def _older(r):
+@on_ranks("pair")
+def test_an_older_checkpoint_is_named(r):
     """A rank restarted from an older checkpoint is told so, on all ranks."""
-    r.init("lowcomm")
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
     subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=1)
     if r.rank == 0:
@@ -214,19 +188,11 @@ def _older(r):
         subspace.resume()
 
 
-def test_an_older_checkpoint_is_named(pair):
-    pair(_older)
-
-
-def _intervals(r):
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's
+def test_other_intervals_are_named(r):
     """Before any rank waits for a switch that another one does not make."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
     subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=2 + r.rank)
     for call in (subspace.step, subspace.resume):
         with pytest.raises(ValueError, match=r"every: expected the same on all ranks, got \[2, 3\]"):
             call()
-
-
-def test_other_intervals_are_named(pair):
-    pair(_intervals)

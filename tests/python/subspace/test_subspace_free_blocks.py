@@ -8,6 +8,7 @@ import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -49,31 +50,8 @@ def test_the_last_blocks_are_as_they_were(free):
     assert lc.subspace.check(model) == []
 
 
-@pytest.mark.parametrize("free", [-1, case.LAYERS])
-def test_a_constrained_block_is_needed(free):
-    with pytest.raises(ValueError, match=rf"free_blocks: expected one of 0...3, fewer than .*, got {free}: a boundary"):
-        _constrained(free)
-
-
-@pytest.mark.parametrize("free", [1.0, True, None])
-def test_the_number_is_an_integer(free):
-    with pytest.raises(TypeError, match="free_blocks: expected an integer"):
-        _constrained(free)
-
-
 # Free blocks, blocks of the stages, whether the last one is freed.
 CUTS = [(0, [1, 1, 1, 1], False), (1, [2, 1, 1], False), (2, [2, 2], False), (2, [1, 3], False), (0, [1, 3], True)]
-
-
-def _expect_equal_gradients(model, loss_of, cuts):
-    loss = loss_of(None)
-    loss.backward()
-    expected = case.gradients(model)
-    cut_loss = loss_of(cuts)
-    assert abs(cut_loss.item() - loss.item()) < 1e-12
-    cut_loss.backward()
-    for name, gradient in case.gradients(model).items():
-        assert case.apart(gradient, expected[name]) < 1e-12, name
 
 
 @pytest.mark.parametrize(("free", "sizes", "freed"), CUTS)
@@ -83,13 +61,9 @@ def test_a_cut_is_the_uncut_model(free, sizes, freed):
     cuts = case.cuts(model, len(sizes), blocks=sizes, free_last_stage=freed)
     assert [lc.subspace.check(stage) for stage in cuts] == [[]] * len(sizes)
     optimizer = lc.SubspaceAdamW(model, lr=1e-2)
-
-    def loss_of(stages):
-        return pipelines.loss(case.logits(model, ids) if stages is None else case.chain(stages, ids), ids)
-
     for _ in range(2):
-        _expect_equal_gradients(model, loss_of, cuts)
-        loss_of(None).backward()
+        case.expect_uncut(model, cuts, ids)
+        model(ids, ids).backward()
         optimizer.step()
         optimizer.zero_grad()
     count = sizes[-1] if freed else free
@@ -106,13 +80,7 @@ def test_a_family(name):
     before = case.family(name).model.layers
     for number, block in enumerate(model.model.layers):
         assert torch.equal(block.mlp.down_proj.weight, before[number].mlp.down_proj.weight) == (number >= 2)
-    cuts = case.cuts(model, 2)
-
-    def loss_of(stages):
-        logits = model(input_ids=ids, use_cache=False).logits if stages is None else case.chain(stages, ids)
-        return pipelines.loss(logits, ids)
-
-    _expect_equal_gradients(model, loss_of, cuts)
+    case.expect_uncut(model, case.cuts(model, 2), ids)
     tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=5)
     assert torch.equal(tokens, case.by_hand(model, ids, 5))
 
@@ -214,14 +182,18 @@ def test_a_checkpoint_of_other_free_blocks_is_refused():
         lc.subspace.merge_states([case.cuts(again, 2)[0].state_dict(), case.cuts(other, 2)[1].state_dict()])
 
 
+def _stepped(free, **options):
+    """A decoder and its optimizer after a step."""
+    model, ids = _constrained(free), case.ids()
+    optimizer = lc.SubspaceAdamW(model, **options)
+    model(ids, ids).backward()
+    optimizer.step()
+    return model, optimizer
+
+
 @pytest.mark.parametrize("variant", ["rows", "project_all"])
 def test_moments_of_other_free_blocks_are_refused(variant):
-    ids, optimizers = case.ids(), {}
-    for free in (1, 2):
-        model = _constrained(free)
-        optimizers[free] = lc.SubspaceAdamW(model, variant=variant)
-        model(ids, ids).backward()
-        optimizers[free].step()
+    optimizers = {free: _stepped(free, variant=variant)[1] for free in (1, 2)}
     before = copy.deepcopy(optimizers[2].state_dict())
     message = "free_blocks: expected the state of a decoder with free_blocks=2, got one with free_blocks=1"
     with pytest.raises(ValueError, match=message):
@@ -234,13 +206,7 @@ def test_moments_of_other_free_blocks_are_refused(variant):
 
 def test_a_distributed_checkpoint_of_other_free_blocks_is_refused(tmp_path):
     """Which is read in place: the model's number is none of the tensors that are written to."""
-    ids, runs = case.ids(), {}
-    for free in (1, 2):
-        model = _constrained(free)
-        optimizer = lc.SubspaceAdamW(model)
-        model(ids, ids).backward()
-        optimizer.step()
-        runs[free] = model, optimizer
+    runs = {free: _stepped(free) for free in (1, 2)}
     state = {"model": runs[1][0].state_dict(), "optimizer": get_optimizer_state_dict(*runs[1])}
     dcp.save(state, checkpoint_id=tmp_path)
     model, _ = runs[2]
@@ -266,10 +232,10 @@ def test_coordinates_of_a_stage_of_free_blocks():
     assert all(torch.equal(p, last[name]) for name, p in stages[3].named_parameters())
 
 
-def _trained(r, how):
+@pytest.mark.parametrize("how", ["a free stage", "freed"])
+@on_ranks("quad", timeout=120)
+def test_stages_with_free_blocks_train(r, how):
     """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
-    torch.set_num_threads(1)
-    r.init("lowcomm")
     layers, options, sizes = {"a free stage": (4, {}, None), "freed": (6, {"free_blocks": 0}, [1, 1, 1, 3])}[how]
     freed = how == "freed"
     model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK, sigma=1.0, **options)
@@ -279,14 +245,8 @@ def _trained(r, how):
     module = stage.submod
     optimizer = lc.SubspaceAdamW(module, lr=1e-2)
     subspace = lc.subspace.Grassmann([stage], optimizer, every=5)
-    schedule = lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
-    for step in range(12):
-        x, y = pipelines._batch(step)
-        optimizer.zero_grad()
-        lc.pipeline.step(schedule, x, target=y, ids=x)
-        optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
-        optimizer.step()
-        subspace.step()
+    schedule = lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=case.loss)
+    pipelines.train(range(12), schedule, optimizer, subspace)
     groups = {(g["basis_version"], g["basis_checksum"], g["free_blocks"]) for g in optimizer.param_groups}
     assert groups == {(2, module.subspace_basis.checksum, 3 if freed else 1)}
     assert lc.subspace.check(module) == [] and module.subspace_basis.version == 2
@@ -306,21 +266,3 @@ def _trained(r, how):
     again.load_state_dict(merged | {name: t for name, t in again.state_dict().items() if name not in merged})
     tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
     assert torch.equal(tokens, case.by_hand(again, case.ids(), 4))
-
-
-@pytest.mark.parametrize("how", ["a free stage", "freed"])
-def test_stages_with_free_blocks_train(quad, how):
-    quad(_trained, how, timeout=120)
-
-
-def _differ(r):
-    r.init("lowcomm")
-    model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK, free_blocks=1 + r.rank)
-    stage = lc.pipeline.Stage(lc.subspace.cut(model, r.rank, r.size), r.rank, r.size, torch.device("cpu"))
-    x, y = pipelines._batch()
-    with pytest.raises((ValueError, RuntimeError), match="free_blocks: expected the same"):
-        lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss), x, target=y, ids=x)
-
-
-def test_ranks_that_freed_other_blocks_stop(pair):
-    pair(_differ)

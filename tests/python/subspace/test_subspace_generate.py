@@ -7,6 +7,7 @@ import subspace_case as case
 import torch
 import torch.distributed as dist
 from model import GPT, Config
+from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline.boundary import FIRST_EDGE
@@ -31,45 +32,11 @@ def test_one_process(way):
     assert model.training
 
 
-@pytest.mark.parametrize("kind", case.FAMILIES)
-def test_one_process_of_a_family(kind):
-    pytest.importorskip("transformers", reason="no package transformers")
-    model, ids = _model(kind), case.ids(96)
-    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
-    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
-
-
-def test_sliding_windows():
-    pytest.importorskip("transformers", reason="no package transformers")
-    options = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
-    model, ids = lc.subspace.constrain(case.family("Qwen2", **options), case.RANK), case.ids(96)
-    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
-    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
-
-
-def test_draws_follow_the_seed():
-    stage, ids = lc.subspace.cut(_model("gpt"), 0, 1), case.ids()
-    one, again, other = (
-        lc.subspace.generate(stage, ids, max_new_tokens=NEW, temperature=1.0, seed=s) for s in (1, 1, 2)
-    )
-    assert torch.equal(one, again) and not torch.equal(one, other)
-
-
-def _stages(r):
-    r.init("lowcomm")
-    model, ids = _model("gpt"), case.ids()
-    stage = lc.subspace.cut(model, r.rank, r.size)
-    for i, options in enumerate((GREEDY, SAMPLED)):
-        prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
-        tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
-        assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
-        if i == 0:
-            _count(r)
-
-
-def _as_the_page_writes_it(r):
+@on_ranks("pair")
+def test_as_the_page_writes_it(r):
     """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
-    r.init("lowcomm")
+    page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
+    assert "`lc.subspace.generate(stage, prompts, max_new_tokens=100)`" in page and "stage = lc.pipeline.Stage(" in page
     group, index, count, device = dist.new_group([0, 1]), r.rank, r.size, torch.device("cpu")
     model, prompts = _model("gpt"), case.ids()
     part = lc.subspace.cut(model, index, count)
@@ -83,12 +50,6 @@ def _as_the_page_writes_it(r):
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
     assert torch.equal(lc.subspace.generate(stage, prompts, max_new_tokens=NEW), tokens) and stage.submod.training
     lc.pipeline.step(schedule, prompts, target=prompts, ids=prompts)
-
-
-def test_as_the_page_writes_it(pair):
-    page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
-    assert "`lc.subspace.generate(stage, prompts, max_new_tokens=100)`" in page and "stage = lc.pipeline.Stage(" in page
-    pair(_as_the_page_writes_it)
 
 
 def _count(r):
@@ -105,8 +66,16 @@ def _count(r):
     assert calls == want, (calls, want)
 
 
-def test_four_stages(quad):
-    quad(_stages)
+@on_ranks("quad")
+def test_four_stages(r):
+    model, ids = _model("gpt"), case.ids()
+    stage = lc.subspace.cut(model, r.rank, r.size)
+    for i, options in enumerate((GREEDY, SAMPLED)):
+        prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
+        tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
+        assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
+        if i == 0:
+            _count(r)
 
 
 @pytest.mark.parametrize("kind", ("gpt", *case.FAMILIES))
@@ -127,9 +96,10 @@ def test_caches_of_stages(kind):
         start += time
 
 
-def _long(r):
+@pytest.mark.later
+@on_ranks("pair")
+def test_more_tokens_than_chunks(r):
     """More tokens than an edge has chunks, in single precision."""
-    r.init("lowcomm")
     torch.manual_seed(0)
     model = lc.subspace.constrain(GPT(Config(width=16, layers=2, heads=2, context=300)), 4)
     ids = case.ids(batch=2, time=4)
@@ -137,54 +107,30 @@ def _long(r):
     assert torch.equal(tokens, case.by_hand(model, ids, 280))
 
 
-@pytest.mark.later
-def test_more_tokens_than_chunks(pair):
-    pair(_long)
+CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NEW)}  # bytes a number, exact messages
 
 
-def _coded(r, coefficients):
-    r.init("lowcomm")
+@pytest.mark.parametrize("coefficients", CODED)
+@on_ranks("pair", alike=True)
+def test_coded_coefficients(r, coefficients):
     model = _model("gpt").float()
     lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), case.ids(), max_new_tokens=2)  # another codec before
     lc.reset_stats()
     stage = lc.subspace.cut(model, r.rank, r.size, coefficients=coefficients)
     tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=NEW)
     assert tokens.shape == (case.BATCH, case.TIME + NEW)
-    sent = lc.stats()[dist.group.WORLD.group_name].get("send forward edge 253")
-    return sent, tokens.tolist()
+    if r.rank == 0:
+        sent = lc.stats()[dist.group.WORLD.group_name]["send forward edge 253"]
+        size, exact = CODED[coefficients]
+        numbers = case.BATCH * (case.TIME + NEW - 1) * case.RANK
+        assert sent["raw_bytes"] == size * numbers + 8 * NEW  # and a checksum of the prompts
+        assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
+    return tokens
 
 
-CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NEW)}  # bytes a number, exact messages
-
-
-@pytest.mark.parametrize("coefficients", CODED)
-def test_coded_coefficients(pair, coefficients):
-    size, exact = CODED[coefficients]
-    (sent, tokens), (_, same) = pair(_coded, coefficients)
-    assert tokens == same
-    numbers = case.BATCH * (case.TIME + NEW - 1) * case.RANK
-    assert sent["raw_bytes"] == size * numbers + 8 * NEW  # and a checksum of the prompts
-    assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
-
-
-def _other_prompts(r):
-    r.init("lowcomm")
-    stage = lc.subspace.cut(_model("gpt"), r.rank, r.size)
-    expected = (
-        "stage 1 of 2: ids: expected the prompts of the stage before"
-        if r.rank
-        else "generate, call 1: stage 1 of 2: ValueError"
-    )
-    with pytest.raises(ValueError if r.rank else RuntimeError, match=expected):
-        lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
-
-
-def test_other_prompts_on_a_stage(pair):
-    pair(_other_prompts)
-
-
-def _differ(r, what):
-    r.init("lowcomm")
+@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
+@on_ranks("pair")
+def test_another_subspace_on_a_stage(r, what):
     options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
     stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
     if r.rank == 1 and what == "version":
@@ -193,40 +139,11 @@ def _differ(r, what):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
-def test_another_subspace_on_a_stage(pair, what):
-    pair(_differ, what)
-
-
-class _Frozen(GPT):
-    """A decoder with a frozen table of positions."""
-
-    def __init__(self, rows=40):
-        super().__init__(Config(width=case.WIDTH, layers=case.LAYERS, heads=4, context=48))
-        self.register_buffer("positions", torch.randn(rows, case.WIDTH, dtype=torch.float64))
-        self.double()
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.positions[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def _by_positions(model, ids, new):
-    for _ in range(new):
-        ids = torch.cat((ids, model(ids)[:, -1].argmax(-1, keepdim=True)), dim=1)
-    return ids
-
-
-def _fails_and_goes_on(r):
+@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing is heard by a time-out
+def test_two_stages_generate_after_a_failure(r):
     """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing is heard by a time-out
-    torch.manual_seed(0)
-    model, ids = lc.subspace.constrain(_Frozen(), case.RANK), case.ids()
-    stage = lc.subspace.cut(model, r.rank, r.size)
-    with torch.no_grad():
-        want = _by_positions(model, ids, NEW)
+    model, ids = lc.subspace.constrain(case.Positions(rows=40), case.RANK), case.ids()
+    stage, want = lc.subspace.cut(model, r.rank, r.size), case.by_hand(model, ids, NEW)
     assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want)
 
     def fail(*_):
@@ -235,6 +152,12 @@ def _fails_and_goes_on(r):
 
     mistakes = [
         ("ids of one rank", {"ids": ids + 200 * (r.rank == 1)}, 1, r"stage 1 of \d: ids: expected 0...127"),
+        (
+            "other prompts",
+            {"ids": case.ids(seed=r.rank)},
+            None,
+            "stage 1 of 2: .*expected the prompts of the stage before",
+        ),
         (
             "a rank's number of tokens",
             {"max_new_tokens": 5 + (r.rank == 0)},
@@ -267,18 +190,12 @@ def _fails_and_goes_on(r):
             hook.remove()
         assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want), what
     # As many as there are places.
-    longest = lc.subspace.generate(stage, ids, max_new_tokens=31)
-    with torch.no_grad():
-        assert torch.equal(longest, _by_positions(model, ids, 31))
+    assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=31), case.by_hand(model, ids, 31))
 
 
-def test_two_stages_generate_after_a_failure(pair):
-    pair(_fails_and_goes_on)
-
-
-def _posted_ahead(r):
+@on_ranks("pair")
+def test_receives_are_posted_a_token_ahead(r):
     """A message's receive is posted before what causes it is sent: each costs one way, and a token a round trip a boundary."""
-    r.init("lowcomm")
     model, ids = _model("gpt"), case.ids()
     stage, made = lc.subspace.cut(model, r.rank, r.size), []
 
@@ -310,10 +227,6 @@ def _posted_ahead(r):
     assert posted == received == NEW and sent == NEW * (r.size - 1 if stage.is_last else 1)
 
 
-def test_receives_are_posted_a_token_ahead(pair):
-    pair(_posted_ahead)
-
-
 class _NoCache(torch.nn.Module):
     def __init__(self, block):
         super().__init__()
@@ -343,11 +256,7 @@ def test_refusals():
         lc.subspace.generate(stage, ids, max_new_tokens=1)
 
 
-def _another_rank(r):
-    r.init("lowcomm")
+@on_ranks("pair")
+def test_another_rank(r):
     with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
         lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)
-
-
-def test_another_rank(pair):
-    pair(_another_rank)

@@ -24,8 +24,10 @@ def _step(schedule, x, y):
     lc.pipeline.step(schedule, x, target=y, ids=x)
 
 
-def _killed_in_a_step(r, victim, gradients):
-    torch.set_num_threads(1)
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
+@ranks.on_ranks(4, timeout=120, allow_exit={1: -signal.SIGKILL})
+def test_a_stage_that_is_killed_in_a_step_is_named(r, gradients):
+    victim = 1
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 4, torch.float32)
     x, y = pipelines._batch()
@@ -41,17 +43,9 @@ def _killed_in_a_step(r, victim, gradients):
         _step(schedule, x, y)
         _step(schedule, x, y)  # a rank whose part is over hears of it in its next step
     assert all(torch.equal(a, b) for a, b in zip(before, stage.submod.parameters(), strict=True))
-    return str(failure.value)
-
-
-@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
-def test_a_stage_that_is_killed_in_a_step_is_named(gradients):
-    victim = 1
-    said = ranks.run_ranks(_killed_in_a_step, 4, victim, gradients, timeout=120, allow_exit={victim: -signal.SIGKILL})
-    for rank, text in enumerate(said):
-        if rank != victim:  # those further off have the cause of the stage that heard first
-            assert text.startswith(f"stage {rank}: ") and f"rank {victim} (global {victim})" in text, text
-            assert "boundary" in text, text
+    text = str(failure.value)  # of those further off with the cause of the stage that heard first
+    assert text.startswith(f"stage {r.rank}: ") and f"rank {victim} (global {victim})" in text, text
+    assert "boundary" in text, text
 
 
 EVERY = 2
@@ -74,18 +68,12 @@ class _Run:
         """Takes part in a new group of all three."""
         _begin(self.r, group, 3, self.index)
         stage = lc.pipeline.Stage(self.module, self.index, 3, torch.device("cpu"))
-        self.schedule = Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+        self.schedule = Schedule1F1B(stage, pipelines.MICRO, loss_fn=case.loss)
         self.subspace = lc.subspace.Grassmann([stage], self.optimizer, every=EVERY)
         return self
 
     def train(self, steps):
-        for step in steps:
-            x, y = pipelines._batch(step)
-            self.optimizer.zero_grad()
-            _step(self.schedule, x, y)
-            self.optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
-            self.optimizer.step()
-            self.subspace.step()
+        pipelines.train(steps, self.schedule, self.optimizer, self.subspace)
 
     def parts(self):
         return {"module": self.module, "optimizer": self.optimizer, "subspace": self.subspace}
@@ -127,7 +115,6 @@ def _spoil(subspace, phase):
 
 def _killed_in_a_switch(r, phase, victim):
     """All survivors have one version; with a checkpoint and a new rank in the victim's place all go on to the bit."""
-    torch.set_num_threads(1)
     if r.rank == 3:
         r.hear("survived")
         run = _Run(r, victim).join("whole")

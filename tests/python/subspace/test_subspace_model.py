@@ -137,19 +137,6 @@ def test_parts_by_name():
     assert model.tower[2].shrink.subspace_role == "feed_forward_down"
 
 
-@pytest.mark.parametrize("rank", [0, case.WIDTH + 1])
-def test_rank_is_one_of_the_widths(rank):
-    with pytest.raises(ValueError, match=rf"rank: expected one of 1...32, the width, got {rank}"):
-        lc.subspace.constrain(case.gpt(), rank)
-
-
-def test_twice_is_refused():
-    with pytest.raises(ValueError, match="expected a decoder that is not constrained"):
-        lc.subspace.constrain(case.constrained(), case.RANK)
-    with pytest.raises(TypeError, match="expected a model that lc.subspace.constrain has returned, got GPT"):
-        lc.subspace.check(case.gpt())
-
-
 def test_trained_weights_are_refused(caplog):
     with pytest.raises(ValueError, match="built from a config, got trained weights.*8 of 32 dimensions"):
         case.constrained(pretrained=True)

@@ -5,8 +5,8 @@ import stages_case
 import subspace_case as case
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
-from torch.nn import functional
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.basis import Basis
@@ -14,25 +14,33 @@ from torch_lowcomm.subspace.basis import Basis
 MICRO = 4
 
 
-def loss(logits, target):
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
 def pipeline(r, name, layers, dtype, wrap=lambda part: part, constraint=None, **options):
     """(schedule, this rank's stages) of a constrained GPT under a schedule of torch."""
     kind, per_rank = stages_case.SCHEDULES[name]
-    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK, **(constraint or {}))
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), **{"rank": case.RANK, **(constraint or {})})
     count = r.size * per_rank
     stages = [
         lc.pipeline.Stage(wrap(lc.subspace.cut(model, i, count, **options)), i, count, torch.device("cpu"))
         for i in stages_case.indices(r.rank, r.size, name)
     ]
-    return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=loss), stages
+    return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=case.loss), stages
 
 
 def _batch(step=0):
     text = case.ids(batch=2 * MICRO, time=case.TIME + 1, seed=step)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def train(steps, schedule, optimizer, subspace=None, group=None):
+    """Steps of all stages, with clipping and steps of the subspace."""
+    for step in steps:
+        x, y = _batch(step)
+        optimizer.zero_grad()
+        lc.pipeline.step(schedule, x, target=y, ids=x)
+        optimizer.clip_grad_norm(1.0, stages=group or dist.group.WORLD)
+        optimizer.step()
+        if subspace is not None:
+            subspace.step()
 
 
 def _whole(layers, dtype):
@@ -71,54 +79,46 @@ def test_every_schedule_has_one_models_gradients(pair, name):
     pair(_gradients, name, 4, torch.float64, 1e-12)
 
 
-def _bytes(r, coefficients, forward, backward):
-    r.init("lowcomm")
+@pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
+@on_ranks("pair")
+def test_the_payload_is_k_numbers_a_token(r, coefficients, bytes_a_token):
     schedule, _ = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
     x, y = _batch()
     lc.pipeline.step(schedule, x, target=y, ids=x)
     lc.reset_stats()
     lc.pipeline.step(schedule, x, target=y, ids=x)
     group = next(iter(lc.stats().values()))
-    way, expected = (("forward", forward), ("backward", backward))[r.rank]
-    sent = group[f"send {way} boundary 0"]
-    payload = sent["wire_bytes"] - 64 * sent["calls"]
-    assert sent["calls"] == MICRO
-    assert payload == x.numel() * expected, (payload, x.numel() * expected)
-    assert sent["exact_calls"] == (MICRO if coefficients in ("fp32", "bf16") else 0)
+    sent = group[f"send {('forward', 'backward')[r.rank]} boundary 0"]
+    assert sent["calls"] == sent["exact_calls"] == MICRO
+    assert sent["wire_bytes"] - 64 * sent["calls"] == x.numel() * bytes_a_token
 
 
-@pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
-def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
-    pair(_bytes, coefficients, bytes_a_token, bytes_a_token)
+OTHERS = {  # option of a stage, and what is named
+    "sigma": "boundary",
+    "free_blocks": "free_blocks",
+    "rank": "coefficients",
+    "": "basis",
+}
 
 
-def _context(r, what):
-    r.init("lowcomm")
-    constraint = {"sigma": 0.5 + r.rank} if what == "boundary" else {}
-    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32, constraint=constraint)
+@pytest.mark.parametrize("option", OTHERS)
+@on_ranks("pair")
+def test_stages_that_differ_stop_with_both_values(r, option):
+    schedule, (stage,) = pipeline(r, "1F1B", 4, torch.float32, constraint={option: 1 + r.rank} if option else {})
     x, y = _batch()
-    if what != "boundary":
+    if not option:
         lc.pipeline.step(schedule, x, target=y, ids=x)
-    ids = x
-    if r.rank == 1 and what == "ids":
-        ids = x.roll(1, 0)
-    if r.rank == 1 and what == "basis":
+    if r.rank == 1 and not option:
         stage.submod.subspace_basis.change(Basis(case.WIDTH, case.RANK, seed=9).vectors)
-    with pytest.raises(
-        (ValueError, RuntimeError), match=f"{what}: expected the same (as at the stage before|on both sides)"
-    ):
-        lc.pipeline.step(schedule, x, target=y, ids=ids)
-        lc.pipeline.step(schedule, x, target=y, ids=ids)  # of a rank whose part of the first one was over
+    said = f"{OTHERS[option]}: expected the same (as at the stage before|on both sides)"
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        lc.pipeline.step(schedule, x, target=y, ids=x)
+        lc.pipeline.step(schedule, x, target=y, ids=x)  # of a rank whose part of the first one was over
 
 
-@pytest.mark.parametrize("what", ["ids", "basis", "boundary"])
-def test_stages_that_differ_stop_with_both_values(pair, what):
-    pair(_context, what)
-
-
-def _wrapped(r):
+@on_ranks("pair")
+def test_a_stage_in_ddp(r):
     """A stage in torch's DDP has its module's codec and context, and trains."""
-    r.init("lowcomm")
     alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
 
     def wrap(part):
@@ -133,23 +133,15 @@ def _wrapped(r):
     assert all(p.grad is not None for p in stage.submod.parameters())
 
 
-def test_a_stage_in_ddp(pair):
-    pair(_wrapped)
-
-
-def _one_way(r, given):
-    r.init("lowcomm")
+@pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
+@on_ranks("pair")
+def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(r, given):
+    """The other way keeps the cut's codec; "none" is exact."""
     model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK)
     part = lc.subspace.cut(model, r.rank, r.size, coefficients="minmax8:bucket=64")
     stage = lc.pipeline.Stage(part, r.rank, r.size, torch.device("cpu"), **given)
     x, y = _batch()
-    lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, MICRO, loss_fn=loss), x, target=y, ids=x)
+    lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, MICRO, loss_fn=case.loss), x, target=y, ids=x)
     way = ("forward", "backward")[r.rank]
     exact = lc.stats()[dist.group.WORLD.group_name][f"send {way} boundary 0"]["exact_calls"]
     assert exact == (MICRO if given.get(way) == "none" else 0)
-
-
-@pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
-def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(pair, given):
-    """The other way keeps the cut's codec; "none" is exact."""
-    pair(_one_way, given)

@@ -163,15 +163,3 @@ def test_stages_with_another_option_differ(option):
     assert one.message_options["boundary"] != other.message_options["boundary"]
     same = lc.subspace.cut(case.gpt(), 1, 2, boundary=OTHERS[option][0])
     assert same.message_options == one.message_options
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="rank: expected 1 or more, got 0"):
-        lc.subspace.Projection(0)
-    with pytest.raises(ValueError, match="anchor: expected one of 'embedding', 'own', 'signs', 'none', got 'mine'"):
-        lc.subspace.Projection(4, anchor="mine")
-    with pytest.raises(ValueError, match="rank and hidden: expected 1 or more, got 4 and 0"):
-        lc.subspace.Bottleneck(4, hidden=0)
-    first, last = _stages(case.gpt(), lc.subspace.Projection(4))
-    with pytest.raises(ValueError, match="stage 1 of 2: expected 4 coefficients a token, this stage's rank, got 3"):
-        last(first(case.ids())[..., :3], ids=case.ids())

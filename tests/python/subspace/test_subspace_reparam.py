@@ -7,7 +7,7 @@ import subspace_adam_model as small
 import subspace_case as case
 import torch
 from diloco_model import differing
-from subspace_adam_model import backward, fresh, one_thread  # noqa: F401
+from subspace_adam_model import backward, fresh
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.weights import constrained_weights, distances
@@ -46,16 +46,6 @@ def test_sgd_of_coordinates_is_sgd_of_projected_gradients(momentum):
     assert max(distances(constrained_weights(models[0]), small.vectors()).values()) < 1e-13
 
 
-def test_without_projection_weights_leave_the_subspace():
-    model = fresh()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    for step in range(3):
-        backward(model, step)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert distances(constrained_weights(model), small.vectors())["blocks.0.out.weight"] > 1e-3
-
-
 def test_coordinates_are_the_parameters():
     """k/d of the numbers; the same outputs; any optimizer trains them; the optimizer of the subspace sees plain ones."""
     before = fresh(torch.float32)
@@ -91,11 +81,9 @@ def test_the_subspace_optimizer_trains_both_alike(variant):
     optimizers = [lc.SubspaceAdamW(m, lr=1e-2, weight_decay=0.1, variant=variant) for m in models]
     for step in range(50):
         if step == 25:
-            old = small.vectors()
-            new = torch.linalg.qr((old + 0.05 * small.vectors(seed=1)).T)[0].T.contiguous()
             for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.change_basis(old, new)
-                model.embedding.subspace_basis.change(new)
+                optimizer.change_basis(small.vectors(), small.turned())
+                model.embedding.subspace_basis.change(small.turned())
         losses = [backward(model, step) for model in models]
         assert abs(losses[0] - losses[1]) < 1e-12
         norms = [optimizer.clip_grad_norm(0.1).item() for optimizer in optimizers]
@@ -109,7 +97,7 @@ def test_the_subspace_optimizer_trains_both_alike(variant):
     again = lc.subspace.reparam(fresh(seed=8))
     resumed = lc.SubspaceAdamW(again, variant=variant)
     again.load_state_dict(models[1].state_dict())
-    again.embedding.subspace_basis.change(new)
+    again.embedding.subspace_basis.change(small.turned())
     resumed.load_state_dict(optimizers[1].state_dict())
     for model, optimizer in ((models[1], optimizers[1]), (again, resumed)):
         small.train(model, optimizer, range(50, 54), clip=0.1)
@@ -179,5 +167,3 @@ def test_mistakes():
     model = lc.subspace.reparam(fresh())
     with pytest.raises(ValueError, match="expected a module with constrained weights"):
         lc.subspace.reparam(model)
-    copied = copy.deepcopy(model)
-    assert not differing(_values(copied), _values(model)) and copied.blocks[0].down.coordinates is not None

@@ -5,13 +5,14 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
-from torch_lowcomm.subspace.grassmann import GradientSum, turned
+from torch_lowcomm.subspace.grassmann import GradientSum
 from torch_lowcomm.subspace.weights import constrained_weights
 
 LAYERS, MICRO, STEPS, LR, CLIP, EVERY = 4, pipelines.MICRO, 6, 1e-2, 0.1, 3
@@ -28,7 +29,7 @@ def _replicated(module, mesh):
     return DistributedDataParallel(module, process_group=mesh.get_group("replica"), find_unused_parameters=True)
 
 
-def _plain(module, mesh):
+def _plain(module, *_):
     return module
 
 
@@ -38,8 +39,7 @@ INSIDE = {"FSDP2": _sharded, "DDP": _replicated}
 class _Run:
     """This rank's stage of one of two replicas, each with half of a batch."""
 
-    def __init__(self, r, wrap, *, dtype=torch.float64, change=lambda module: module):
-        torch.set_num_threads(1)
+    def __init__(self, r, wrap, *, dtype=torch.float64, change=_plain):
         r.init("lowcomm")
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
         self.replica, index = self.mesh.get_local_rank("replica"), self.mesh.get_local_rank("stage")
@@ -48,7 +48,7 @@ class _Run:
         self.part = lc.subspace.cut(model, index, 2)
         self.module = wrap(self.part, self.mesh)
         self.stage = lc.pipeline.Stage(self.module, index, 2, torch.device("cpu"), group=self.stages)
-        self.schedule = Schedule1F1B(self.stage, MICRO, loss_fn=pipelines.loss)
+        self.schedule = Schedule1F1B(self.stage, MICRO, loss_fn=case.loss)
 
     def backward(self, step):
         x, y = (half.chunk(2)[self.replica] for half in _batch(step))
@@ -78,7 +78,9 @@ def _named(module):
     return {name.removeprefix("module."): _full(p.detach()) for name, p in module.named_parameters()}
 
 
-def _inside_a_stage(r, how):
+@pytest.mark.parametrize("how", INSIDE)
+@on_ranks("quad", group=None, timeout=180)
+def test_inside_a_stage(r, how):
     """Training, with clipping and a step of the subspace, is that of one process on all samples."""
     run = _Run(r, INSIDE[how])
     optimizer = lc.SubspaceAdamW(run.module, lr=LR)
@@ -96,11 +98,7 @@ def _inside_a_stage(r, how):
             other.step()
             other.zero_grad()
         if subspace.step():
-            basis = model.subspace_basis
-            new = turned(basis.vectors, seen.total, 1.0)
-            one.change_basis(basis.vectors.clone(), new)
-            basis.change(new)
-            seen.total = None
+            case.turn(model, one, seen)
     assert clipped == STEPS and subspace.version == STEPS // EVERY
     assert (run.part.subspace_basis.vectors - model.subspace_basis.vectors).abs().max() < 1e-10
     want = dict(model.named_parameters())
@@ -114,11 +112,6 @@ def _inside_a_stage(r, how):
         assert optimizer.state[down]["exp_avg"].shape[0] == case.RANK
 
 
-@pytest.mark.parametrize("how", INSIDE)
-def test_inside_a_stage(quad, how):
-    quad(_inside_a_stage, how, timeout=180)
-
-
 def _hooked(module, mesh):
     wrapped = _replicated(module, mesh)
     state = lc.ddp.State(mesh.get_group("replica"), codec="sym4:bucket=64")
@@ -126,14 +119,12 @@ def _hooked(module, mesh):
     return wrapped
 
 
-def _free(model):
-    return model
-
-
-def _sent(r, how):
+@pytest.mark.parametrize("how", ["ddp", "diloco"])
+@on_ranks("quad", group=None)
+def test_replicas_send_coordinates(r, how):
     """A step's bytes of the average over replicas: of weights, and of their coordinates."""
     found = []
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = _Run(r, _hooked if how == "ddp" else _plain, dtype=torch.float32, change=change)
         optimizer = lc.SubspaceAdamW(run.module, lr=LR)
         if how == "diloco":
@@ -151,30 +142,31 @@ def _sent(r, how):
         numbers = sum(p.numel() for p in run.module.parameters())
         found[-1] += (constrained, numbers)
         dist.destroy_process_group()
-    return found
+    (whole, coded, constrained, numbers), (fewer, fewer_coded, coordinates, left) = found
+    assert coordinates * case.WIDTH == constrained * case.RANK
+    assert left == numbers - constrained + coordinates
+    assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
+    assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
+    # DDP's hook sends small parameters exactly, coordinates among them.
+    assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
 
 
-@pytest.mark.parametrize("how", ["ddp", "diloco"])
-def test_replicas_send_coordinates(quad, how):
-    for (whole, coded, constrained, numbers), (fewer, fewer_coded, coordinates, left) in quad(_sent, how):
-        assert coordinates * case.WIDTH == constrained * case.RANK
-        assert left == numbers - constrained + coordinates
-        assert whole - fewer == 4 * constrained * (1 - case.RANK / case.WIDTH)
-        assert whole - 4 * numbers < 64  # and which parameters DDP has found in use
-        # DDP's hook sends small parameters exactly, coordinates among them.
-        assert fewer_coded < coded if how == "ddp" else abs(fewer_coded / coded - fewer / whole) < 0.05
+def _weights(part):
+    """Each weight as the forward pass has it."""
+    return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
 
 
-def _averages(r):
+@on_ranks("quad", group=None, timeout=120)
+def test_averages_of_coordinates(r):
     """Averages of coordinates are the coordinates of averages, of gradients by DDP and of parameters by DiLoCoX."""
     runs = {}
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = runs[change] = _Run(r, _replicated, change=change)
         run.backward(0)
         dist.destroy_process_group()
     whole, coordinates = (dict(runs[change].module.named_parameters()) for change in runs)
     vectors, compared = run.part.subspace_basis.vectors, 0
-    for weight in constrained_weights(runs[_free].module):
+    for weight in constrained_weights(runs[_plain].module):
         other = coordinates[weight.name.replace(".weight", ".coordinates")]
         assert case.apart(other.grad, weight.coordinates(weight.parameter.grad, vectors)) < 1e-12, weight.name
         compared += 1
@@ -183,7 +175,7 @@ def _averages(r):
         assert case.apart(coordinates[name].grad, whole[name].grad) < 1e-11, name
 
     found = {}
-    for change in (_free, lc.subspace.reparam):
+    for change in (_plain, lc.subspace.reparam):
         run = _Run(r, _plain, change=change)
         inner = torch.optim.SGD(run.module.parameters(), lr=0.3)
         optimizer = lc.DiLoCoX(inner, 2, mesh=run.mesh, mode="sync", codec=None)
@@ -197,15 +189,6 @@ def _averages(r):
         found[change] = _weights(run.part)
         dist.destroy_process_group()
     for name, value in found[lc.subspace.reparam].items():
-        off = case.apart(value, found[_free][name])
+        off = case.apart(value, found[_plain][name])
         assert off < 1e-6, (name, off)  # pseudo-gradients travel in float32
         assert case.apart(value, before[name]) > 1e-4, name
-
-
-def _weights(part):
-    """Each weight as the forward pass has it."""
-    return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
-
-
-def test_averages_of_coordinates(quad):
-    quad(_averages, timeout=120)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
+from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -32,19 +33,12 @@ class _Run:
         model = lc.subspace.constrain(case.gpt(seed=seed), case.RANK, sigma=1.0)
         self.module = lc.subspace.cut(model, index, count, blocks=sizes)
         stage = lc.pipeline.Stage(self.module, index, count, torch.device("cpu"), group=group)
-        self.group, self.schedule = group, Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+        self.group, self.schedule = group, Schedule1F1B(stage, pipelines.MICRO, loss_fn=case.loss)
         self.optimizer = lc.SubspaceAdamW(self.module, lr=1e-2)
         self.subspace = lc.subspace.Grassmann([stage], self.optimizer, every=EVERY, group=group) if count > 1 else None
 
     def train(self, steps):
-        for step in steps:
-            x, y = pipelines._batch(step)
-            self.optimizer.zero_grad()
-            lc.pipeline.step(self.schedule, x, target=y, ids=x)
-            self.optimizer.clip_grad_norm(1.0, stages=self.group)
-            self.optimizer.step()
-            if self.subspace is not None:
-                self.subspace.step()
+        pipelines.train(steps, self.schedule, self.optimizer, self.subspace, self.group)
 
     def state(self):
         optimizer = get_optimizer_state_dict(self.module, self.optimizer, options=FLAT)
@@ -77,9 +71,9 @@ def _gathered(run):
     return _merged(states)
 
 
-def _of_another_cut(r):
-    torch.set_num_threads(1)
-    r.init("lowcomm")
+@pytest.mark.later
+@on_ranks("quad", timeout=180)
+def test_a_checkpoint_goes_on_at_another_number_of_stages(r):
     pair, everybody, alone = (dist.new_group(members) for members in ([0, 1], range(4), [3]))
     folder, merged = r.path("dcp"), None
     if r.rank < 2:
@@ -137,8 +131,3 @@ def _of_another_cut(r):
         whole.train(range(END, END + 3))
         for name, value in whole.module.named_parameters():
             assert case.apart(value, later["model"][name]) < 1e-9, name
-
-
-@pytest.mark.later
-def test_a_checkpoint_goes_on_at_another_number_of_stages(quad):
-    quad(_of_another_cut, timeout=180)

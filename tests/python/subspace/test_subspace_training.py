@@ -8,6 +8,7 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -43,29 +44,28 @@ def _one_process(layers, stages, turn_every):
         optimizer.clip_grad_norm(CLIP)
         optimizer.step()
         if turn_every and (step + 1) % turn_every == 0:
-            basis = model.subspace_basis
-            new = turned(basis.vectors, seen.total, 1.0)
-            optimizer.change_basis(basis.vectors.clone(), new)
-            basis.change(new)
-            seen.total = None
+            case.turn(model, optimizer, seen)
     return losses, model.state_dict(), model.subspace_basis
 
 
-def _train(r, name, layers, turn_every):
-    torch.set_num_threads(1)
-    r.init("lowcomm")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layers", "turn_every"),
+    [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
+    ids=["steps of the subspace", "interleaved"],
+)
+@on_ranks("quad", timeout=240)
+def test_four_processes_train_as_one(r, name, layers, turn_every):
     schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
     modules = nn.ModuleList(stage.submod for stage in stages)
     optimizer = lc.SubspaceAdamW(modules, lr=LR)
     subspace = lc.subspace.Grassmann(stages, optimizer, every=turn_every) if turn_every else None
-    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
-    means = []
+    last, means = any(s.is_last for s in stages), []
     for step in range(STEPS):
         x, y = _batch(step)
         optimizer.zero_grad()
         losses = []
-        keywords = {"target": y, "losses": losses} if last else {}
-        schedule.step(*((x,) if first else ()), ids=x, **keywords)
+        lc.pipeline.step(schedule, x, target=y, ids=x, losses=losses)
         means.append(torch.stack(losses).mean().item() if last else 0.0)
         optimizer.clip_grad_norm(CLIP, stages=dist.group.WORLD)
         optimizer.step()
@@ -84,16 +84,6 @@ def _train(r, name, layers, turn_every):
         off = max(abs(a - b) for a, b in zip(means, want, strict=True))
         assert off < 1e-12, off
         assert want[-1] < want[0] - 0.3  # it learns
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "layers", "turn_every"),
-    [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
-    ids=["steps of the subspace", "interleaved"],
-)
-def test_four_processes_train_as_one(quad, name, layers, turn_every):
-    quad(_train, name, layers, turn_every, timeout=240)
 
 
 def test_a_norm_of_one_stage_is_told(caplog):
