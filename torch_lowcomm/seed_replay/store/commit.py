@@ -42,11 +42,7 @@ class Commit:
 
     @staticmethod
     def decode(value: bytes) -> Commit:
-        """Reads what `encode` returned.
-
-        Raises:
-            ValueError: The value is something else.
-        """
+        """Reads what `encode` returned; ValueError where it is something else."""
         try:
             iteration, answered, epoch, place, size = _HEAD.unpack_from(value)
             named = 0 if size == _OF_RECORD else size

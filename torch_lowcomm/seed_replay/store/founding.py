@@ -49,15 +49,10 @@ class Founding:
 
 
 def found(run: Run, core: _C.SeedReplay, *, min_machines: int, timeout_s: float) -> Founding:
-    """Returns how the run at this store began; machines that come to an empty store agree on it first.
-
-    1. A machine puts its log to the store, if it has one, and sends a join request with its iteration and checksum.
-    2. When `min_machines` living machines have done so, one of them writes the founding by `compare_set`. The run begins at the
-       latest iteration that a machine comes with; the machines that are behind replay that machine's log.
-    3. The others read the founding.
-
-    Raises:
-        TimeoutError: There were too few machines for `timeout_s`.
+    """Returns how the run at this store began; machines that come to an empty store agree on it first. Each puts its log, if
+    it has one, and a join request with its iteration and checksum. When `min_machines` living ones have, one of them writes
+    the founding by `compare_set`: the run begins at the latest iteration that one comes with, and those that are behind replay
+    its log. Too few machines for `timeout_s` are a TimeoutError.
     """
     store, machine = run.store, run.machine
     value = store.find("founded")
