@@ -40,24 +40,16 @@ class MachineGroup:
 
 
 class Connector:
-    """Connects one process of a machine to the groups that its machine is in.
-
-    Args:
-        store: That of all machines, under the prefix of groups.
-        machine_id: Id of this machine.
-        site: The processes of this machine.
-        options: Options of the groups.
-        timeout: Their progress deadline.
+    """Connects one process of a machine to the groups that its machine is in. The store is that of all machines, under the
+    prefix of groups; `options` and the progress deadline `timeout` are the groups'.
     """
 
     def __init__(self, store: Store, machine_id: str, site: Site, options: _C.Options, timeout: timedelta) -> None:
         self._groups, self._id, self._site, self._options, self._timeout = store, machine_id, site, options, timeout
 
     def connect(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
-        """Connects this process's stripes; if a rank of the site cannot, none has.
-
-        Raises:
-            DistBackendError: A machine or a rank of the site did not come, or failed.
+        """Connects this process's stripes; if a rank of the site cannot, none has. It is a DistBackendError where a machine or
+        a rank of the site did not come, or failed.
         """
         rank = list(machines).index(self._id)
         backends: list[_C.LowcommBackend] = []
