@@ -64,12 +64,10 @@ class LoopGroups:
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer,
     ) -> LoopGroups:
-        """Makes a loop's groups, from arguments as DiLoCoX takes them. Collective over the group and over the site.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: Arguments do not go together, a group is not of backend lowcomm, this rank is not in the mesh, a
-                Membership is of other ranks than the site, or a rank that holds this rank's part of the model is not in the site.
+        """Makes a loop's groups, from arguments as DiLoCoX takes them. Collective over the group and over the site. A wrong
+        type is a TypeError. Arguments that do not go together, a group of another backend, a mesh without this rank, a
+        Membership of other ranks than the site, and a rank outside of the site that holds this rank's part of the model are
+        ValueErrors.
         """
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
         over, given, same = _chosen(group, cluster, mesh)
@@ -115,11 +113,8 @@ class LoopGroups:
 def _chosen(
     group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
 ) -> tuple[dist.ProcessGroup | Membership | None, list[int] | None, set[int]]:
-    """Chooses the groups from the arguments of an outer loop.
-
-    Returns:
-        (the group to average over; the global ranks of this site, or None where the arguments do not say; those ranks that
-        the mesh names as replicas of this one).
+    """Returns the group to average over; the global ranks of this site, or None where the arguments do not say; and those
+    ranks that the mesh names as replicas of this one.
     """
     if mesh is None:
         if not isinstance(group, Membership):
@@ -154,13 +149,8 @@ def _site_of(
     replicas: Iterable[int],
     tensors: Iterable[torch.Tensor],
 ) -> tuple[list[int], set[int]]:
-    """Finds the ranks of this rank's site, and those that hold this rank's part of the model.
-
-    `site` are the ranks that the caller gave, or None: then `replicas`, the ranks that hold what this rank holds where DDP, the
-    mesh or the caller says so, and those of DTensors are the site.
-
-    Returns:
-        (global ranks of the site, ascending; the ranks among them that hold this rank's part).
+    """Returns the global ranks of this rank's site, ascending, and those among them that hold this rank's part of the model.
+    Without a given `site` it has `replicas`, which DDP, the mesh or the caller names, and the ranks of DTensors.
     """
     if not dist.is_initialized():
         return [0], {0}
