@@ -30,29 +30,17 @@ _REPLICAS = ("replicas", "replicate", "dp_replicate")  # names of a mesh's dimen
 
 @dataclasses.dataclass(frozen=True)
 class LoopGroups:
-    """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
+    """The groups of one outer loop, made for it alone, and the names of its state in checkpoints."""
 
-    Attributes:
-        members: The Membership that forms the groups to average over; None where these are in `stripes`.
-        stripes: Backends of the groups to average over, by stripe that this rank carries; none with a Membership.
-        site: Backend of the group of this site's ranks; None where this rank is a site by itself.
-        site_ranks: Global ranks of the site, ascending.
-        parts: By rank of the site: the part of the model that it holds, 0, 1, ...
-        part_stripes: By part: number of its stripes; empty for as many as ranks hold it.
-        shared: Key of the tensors that are equal on all ranks of a stripe.
-        own: Key of the tensors of this rank.
-        made: The groups themselves, which end with their last reference.
-    """
-
-    members: Membership | None
-    stripes: list[_C.LowcommBackend]
-    site: _C.LowcommBackend | None
-    site_ranks: list[int]
-    parts: list[int]
-    part_stripes: list[int]
-    shared: str
-    own: str
-    made: tuple[dist.ProcessGroup, ...]
+    members: Membership | None  # forms the groups to average over; None where these are in `stripes`
+    stripes: list[_C.LowcommBackend]  # the groups to average over, by stripe of this rank; none with a Membership
+    site: _C.LowcommBackend | None  # of this site's ranks; None where this rank is a site by itself
+    site_ranks: list[int]  # global, ascending
+    parts: list[int]  # by rank of the site: the part of the model that it holds, 0, 1, ...
+    part_stripes: list[int]  # by part: number of its stripes; empty for as many as ranks hold it
+    shared: str  # key of the tensors that are equal on all ranks of a stripe
+    own: str  # key of the tensors of this rank
+    made: tuple[dist.ProcessGroup, ...]  # which end with their last reference
 
     @staticmethod
     def make(

@@ -13,20 +13,12 @@ from torch_lowcomm.membership.site import Site
 
 @dataclasses.dataclass(frozen=True)
 class MachineGroup:
-    """A group of machines or sites.
+    """A group of machines or sites."""
 
-    Attributes:
-        number: Number of the group, counted at the store; each group has separate keys.
-        machines: Ids of the machines or sites, by rank.
-        rank: Rank of this machine or site.
-        backends: The group's lowcomm backends, one for each stripe that this process asked for. They are no c10d process
-            groups: only optimizers of this package use them.
-    """
-
-    number: int
-    machines: tuple[str, ...]
-    rank: int
-    backends: tuple[_C.LowcommBackend, ...]
+    number: int  # counted at the store; each group has separate keys
+    machines: tuple[str, ...]  # ids, by rank
+    rank: int  # of this machine or site
+    backends: tuple[_C.LowcommBackend, ...]  # by stripe of this process; no c10d groups
 
     def abort(self) -> None:
         """Ends the group at once; ops under way raise."""

@@ -197,26 +197,14 @@ class Rounds:
 
 @dataclasses.dataclass
 class _Entry:
-    """This machine's place in a round. Times are by time.monotonic().
+    """This machine's place in a round. Times are by time.monotonic()."""
 
-    Attributes:
-        number: The round's.
-        key: Of the place at the store.
-        last_group: Machines of the last round that connected, and of later ones that may.
-        began: When it entered.
-        progress: When it last saw a machine enter, or train that has not entered.
-        patient_since: Whom it waits for, it waits for from then on.
-        told: When it last said in the log whom it waits for.
-        there: The machines that it has seen here.
-        ready_since: Since when no machine is to be waited for, as it has seen.
-    """
-
-    number: int
-    key: str
-    last_group: set[str]
-    began: float
-    progress: float
-    patient_since: float
-    told: float
-    there: set[str] = dataclasses.field(default_factory=set)
-    ready_since: float = math.inf
+    number: int  # of the round
+    key: str  # of the place at the store
+    last_group: set[str]  # machines of the last round that connected, and of later ones that may
+    began: float  # when it entered
+    progress: float  # when it last saw a machine enter, or train that has not entered
+    patient_since: float  # whom it waits for, it waits for from then on
+    told: float  # when it last said in the log whom it waits for
+    there: set[str] = dataclasses.field(default_factory=set)  # the machines that it has seen here
+    ready_since: float = math.inf  # since when no machine is to be waited for, as it has seen

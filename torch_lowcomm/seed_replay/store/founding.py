@@ -15,23 +15,14 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # between looks at the machines that
 
 @dataclasses.dataclass(frozen=True)
 class Founding:
-    """How a run began at this store: the value of the key `founded`. The fields are the names in its JSON.
+    """How a run began at this store: the value of the key `founded`. The fields are the names in its JSON."""
 
-    Attributes:
-        iteration: The first iteration that is committed here; above 0 where a run goes on at a new store.
-        checksum: Checksum of the weights before it.
-        machines: Numbers of the machines that take part in it, ascending.
-        asked: Number of join requests that the founding answers.
-        source: Number of the machine whose records of earlier iterations are at the store.
-        earlier: Whether there are such records.
-    """
-
-    iteration: int
-    checksum: int
-    machines: tuple[int, ...]
-    asked: int
-    source: int
-    earlier: bool
+    iteration: int  # the first that is committed here; above 0 where a run goes on at a new store
+    checksum: int  # of the weights before it
+    machines: tuple[int, ...]  # those that take part in it, ascending
+    asked: int  # join requests that the founding answers
+    source: int  # the machine whose records of earlier iterations are at the store
+    earlier: bool  # whether there are such records
 
     def encode(self) -> bytes:
         """Returns the founding as JSON."""

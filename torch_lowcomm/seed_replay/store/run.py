@@ -29,14 +29,9 @@ class Run:
 
     The keys `asks`, a number, and `ask/<1 … asks>` have the requests. A machine that died between the two left a number without
     a request.
-
-    Attributes:
-        store: The run's keys.
-        machine: This machine's number.
-        beat: Tells by name which machines are alive, and which were and are so no longer; set before this machine joins.
     """
 
-    beat: Heartbeat
+    beat: Heartbeat  # which machines are alive, by name, and which were and are so no longer; set before this one joins
 
     def __init__(self, store: PatientStore, machine: int) -> None:
         self.store, self.machine = store, machine
