@@ -4,9 +4,16 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 Table = TypeVar("Table", bound="OptionTable")
+
+
+def expect_integer(name: str, value: object) -> None:
+    """Raises TypeError where a caller's number is no integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
 
 
 def option(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:

@@ -1,10 +1,14 @@
 """Codecs without a collective: the bytes that a collective would send."""
 
+import torch
+
 from torch_lowcomm import _C
 from torch_lowcomm._C import Codec
 from torch_lowcomm._log import logger
 
 __all__ = ["Codec", "codec"]
+
+CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 _cautioned: set[str] = set()
 

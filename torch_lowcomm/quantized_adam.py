@@ -1,7 +1,6 @@
 """QuantizedAdam: Adam whose ranks exchange their momentum in few bits, in place of DDP and its optimizer."""
 
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch_lowcomm._adam_warm_up import WarmUp
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._ddp_around import ranks_of_ddp
+from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
@@ -91,8 +91,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         self._began = False
         try:
             for name, number in {"warmup_steps": warmup_steps, "check_every": check_every, "seed": seed}.items():
-                if isinstance(number, bool) or not isinstance(number, Integral):
-                    raise TypeError(f"QuantizedAdam: {name}: expected an integer, got {number!r}")
+                expect_integer(f"QuantizedAdam: {name}", number)
             if seed < 0:
                 raise ValueError(f"QuantizedAdam: seed: expected 0 or more, got {seed}")
             params = list(params)

@@ -13,10 +13,9 @@ from torch.futures import Future
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._host_levels import HostLevels, hosts_of_environment, hosts_of_mesh
 from torch_lowcomm._op_queue import OpQueue
+from torch_lowcomm.codec import CODED
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.reduction import Residual, all_reduce, as_op
-
-_CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class TwoLevel(NotCopied):
@@ -236,7 +235,7 @@ class TwoLevel(NotCopied):
 
     def _check(self, name: str, tensor: torch.Tensor, op: dist.ReduceOp | None = None) -> None:
         """Checks the caller's arguments before anything is sent."""
-        if tensor.dtype not in _CODED:
+        if tensor.dtype not in CODED:
             raise TypeError(f"TwoLevel: {name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
         if op is not None and op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"TwoLevel: {name}: expected SUM or AVG, got {op}")

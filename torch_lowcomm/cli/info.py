@@ -111,7 +111,6 @@ def _kernels() -> str:
 
 
 def _coding() -> str:
-    """Tells where CUDA tensors are coded: on their GPU or by the host."""
     asked = os.environ.get("LOWCOMM_ENCODE_ON_DEVICE", "").strip() == "1"
     if asked and _build_info.CUDA_ARCHITECTURES:
         return "coded on their GPU if it has kernels (LOWCOMM_ENCODE_ON_DEVICE=1), else copied and coded by the host"
@@ -121,7 +120,6 @@ def _coding() -> str:
 
 
 def _nccl() -> str:
-    """Tells whether NCCL can carry exact ops of CUDA tensors."""
     if not dist.is_nccl_available():
         return "not in this torch"
     if not torch.cuda.is_available():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm.codec import CODED
 from torch_lowcomm.codec import codec as checked_codec
 
 _RESIDUALS = ("float32", "int8")
@@ -57,7 +58,6 @@ def _poisoning(text: str) -> str:
 
 
 MIN_ELEMENTS = 1024
-_CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 Named = tuple[str, torch.Tensor, bool]
@@ -128,7 +128,7 @@ class Parameters:
     def _add(self, key: str, parameter: torch.Tensor, exact: bool) -> Entry:
         small = parameter.ndim < 2 or parameter.numel() < MIN_ELEMENTS
         compression, slot = None, 0
-        if not (exact or small or parameter.dtype not in _CODED):
+        if not (exact or small or parameter.dtype not in CODED):
             shape = list(parameter.shape)
             rank = self._options.rank or 0
             low = rank > 0 and _C.is_low_rank(shape[0], parameter.numel() // shape[0], rank)

@@ -49,10 +49,8 @@ class LoopState:
         return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
     def load(self, around: OptimizerAround, state_dict: Mapping[str, Any]) -> None:
-        """Loads what `packed` returned into the loop and the inner optimizer of `around`, or into none of them.
-
-        Raises:
-            ValueError: As `DiLoCoX.load_state_dict` raises it.
+        """Loads what `packed` returned into the loop and the inner optimizer of `around`, or, where it raises, into none of
+        them.
         """
         outer, inner = self._unpacked(state_dict)
         before = around.inner.state_dict()
@@ -65,10 +63,7 @@ class LoopState:
 
     def resume(self, around: OptimizerAround, state_dict: dict[str, Any] | None, members: Membership) -> None:
         """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together.
-
-        Raises:
-            ValueError: Ranks of the site have states of different steps.
-            DistBackendError: Another rank could not load its state.
+        Different steps are a ValueError; another rank that could not load its state is a DistBackendError.
         """
         error = None
         try:

@@ -24,10 +24,7 @@ class Fixed:
         """Counts an inner step, for machines that wait for this one."""
 
     def stepped(self, outer_steps: int) -> None:
-        """Sets `due` when the group is to be formed again after this outer step.
-
-        `outer_steps` are those begun so far, of all fragments; equal at all sites after the same outer step.
-        """
+        """Sets `due` when the group is to be formed again after this outer step of those begun so far, equal at all sites."""
 
     def completed(self, report: dict[str, Any]) -> dict[str, Any]:
         """Returns a loop's report with the numbers of those that are averaged, and that are alive."""
@@ -35,12 +32,12 @@ class Fixed:
 
 
 class Elastic(Fixed):
-    """Forms the groups of one outer loop, one after another.
+    """Forms the groups of one outer loop, one after another. A lost machine ends its group at once.
 
-    A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
-    Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
-    received a message that rank 0 sent later: of n + 1 outer steps in turn, two are of the same one of n fragments, and the
-    second needs the average of the first. The step is an outer one: by the clock, sites make other numbers of inner steps.
+    To let a waiting machine in, which rank 0 looks for, all ranks must leave the group after the same outer step (by the
+    clock, sites make other numbers of inner ones). It writes this step to the store, so far ahead that no rank reaches it
+    before a message that rank 0 sent later: of n + 1 outer steps, two are of the same one of n fragments, and the second needs
+    the average of the first.
     """
 
     def __init__(self, members: Membership, fragments: int) -> None:
@@ -50,10 +47,7 @@ class Elastic(Fixed):
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
-        """Forms a new group of the machines that are alive, as `DiLoCoX.regroup` says.
-
-        It gives all of them the state of the most advanced one.
-        """
+        """Forms a group of the machines that are alive, with the state of the most advanced one, as `DiLoCoX.regroup` says."""
         if self.due:
             self.due = False
             try:

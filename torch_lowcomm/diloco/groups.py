@@ -30,29 +30,17 @@ _REPLICAS = ("replicas", "replicate", "dp_replicate")  # names of a mesh's dimen
 
 @dataclasses.dataclass(frozen=True)
 class LoopGroups:
-    """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
+    """The groups of one outer loop, made for it alone, and the names of its state in checkpoints."""
 
-    Attributes:
-        members: The Membership that forms the groups to average over; None where these are in `stripes`.
-        stripes: Backends of the groups to average over, by stripe that this rank carries; none with a Membership.
-        site: Backend of the group of this site's ranks; None where this rank is a site by itself.
-        site_ranks: Global ranks of the site, ascending.
-        parts: By rank of the site: the part of the model that it holds, 0, 1, ...
-        part_stripes: By part: number of its stripes; empty for as many as ranks hold it.
-        shared: Key of the tensors that are equal on all ranks of a stripe.
-        own: Key of the tensors of this rank.
-        made: The groups themselves, which end with their last reference.
-    """
-
-    members: Membership | None
-    stripes: list[_C.LowcommBackend]
-    site: _C.LowcommBackend | None
-    site_ranks: list[int]
-    parts: list[int]
-    part_stripes: list[int]
-    shared: str
-    own: str
-    made: tuple[dist.ProcessGroup, ...]
+    members: Membership | None  # forms the groups to average over; None where these are in `stripes`
+    stripes: list[_C.LowcommBackend]  # the groups to average over, by stripe of this rank; none with a Membership
+    site: _C.LowcommBackend | None  # of this site's ranks; None where this rank is a site by itself
+    site_ranks: list[int]  # global, ascending
+    parts: list[int]  # by rank of the site: the part of the model that it holds, 0, 1, ...
+    part_stripes: list[int]  # by part: number of its stripes; empty for as many as ranks hold it
+    shared: str  # key of the tensors that are equal on all ranks of a stripe
+    own: str  # key of the tensors of this rank
+    made: tuple[dist.ProcessGroup, ...]  # which end with their last reference
 
     @staticmethod
     def make(
@@ -64,12 +52,10 @@ class LoopGroups:
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer,
     ) -> LoopGroups:
-        """Makes a loop's groups, from arguments as DiLoCoX takes them. Collective over the group and over the site.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: Arguments do not go together, a group is not of backend lowcomm, this rank is not in the mesh, a
-                Membership is of other ranks than the site, or a rank that holds this rank's part of the model is not in the site.
+        """Makes a loop's groups, from arguments as DiLoCoX takes them. Collective over the group and over the site. A wrong
+        type is a TypeError. Arguments that do not go together, a group of another backend, a mesh without this rank, a
+        Membership of other ranks than the site, and a rank outside of the site that holds this rank's part of the model are
+        ValueErrors.
         """
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
         over, given, same = _chosen(group, cluster, mesh)
@@ -115,11 +101,8 @@ class LoopGroups:
 def _chosen(
     group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
 ) -> tuple[dist.ProcessGroup | Membership | None, list[int] | None, set[int]]:
-    """Chooses the groups from the arguments of an outer loop.
-
-    Returns:
-        (the group to average over; the global ranks of this site, or None where the arguments do not say; those ranks that
-        the mesh names as replicas of this one).
+    """Returns the group to average over; the global ranks of this site, or None where the arguments do not say; and those
+    ranks that the mesh names as replicas of this one.
     """
     if mesh is None:
         if not isinstance(group, Membership):
@@ -154,13 +137,8 @@ def _site_of(
     replicas: Iterable[int],
     tensors: Iterable[torch.Tensor],
 ) -> tuple[list[int], set[int]]:
-    """Finds the ranks of this rank's site, and those that hold this rank's part of the model.
-
-    `site` are the ranks that the caller gave, or None: then `replicas`, the ranks that hold what this rank holds where DDP, the
-    mesh or the caller says so, and those of DTensors are the site.
-
-    Returns:
-        (global ranks of the site, ascending; the ranks among them that hold this rank's part).
+    """Returns the global ranks of this rank's site, ascending, and those among them that hold this rank's part of the model.
+    Without a given `site` it has `replicas`, which DDP, the mesh or the caller names, and the ranks of DTensors.
     """
     if not dist.is_initialized():
         return [0], {0}

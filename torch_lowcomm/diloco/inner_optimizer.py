@@ -11,11 +11,7 @@ from torch_lowcomm._copies import NotCopied
 
 
 class OptimizerAround(NotCopied, torch.optim.Optimizer):
-    """Shares the parameter groups, state and defaults of an inner optimizer, and makes its steps.
-
-    Attributes:
-        inner: The inner optimizer.
-    """
+    """Shares the parameter groups, state and defaults of `inner`, an optimizer, and makes its steps."""
 
     inner: torch.optim.Optimizer
 
@@ -75,10 +71,8 @@ class OptimizerAround(NotCopied, torch.optim.Optimizer):
 
 
 class StateOf(UserDict):
-    """An optimizer's state, that is never false.
-
-    Where a state is false torch makes a step with gradients and learning rates of 0, to fill it before it loads a checkpoint;
-    the outer loop would count that step. Its own states have all that they need.
+    """An optimizer's state, that is never false: where one is false torch makes a step with gradients and learning rates of 0,
+    to fill it before it loads a checkpoint, and the outer loop would count that step. Its own states have all that they need.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

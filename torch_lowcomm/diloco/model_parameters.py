@@ -12,9 +12,8 @@ from torch_lowcomm.diloco.parameters import local
 
 
 class ModelParameters:
-    """What an outer loop writes: the parameters of its inner optimizer, and the buffers that it averages.
-
-    After a write FSDP2 forgets the weights of `model` that it has gathered; None where nothing is known of a model.
+    """What an outer loop writes: the parameters of its inner optimizer, and the buffers that it averages. After a write FSDP2
+    forgets the weights of `model`, if it is known, that it has gathered.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, buffers: Sequence[torch.Tensor], model: nn.Module | None) -> None:
@@ -65,5 +64,4 @@ class ModelParameters:
                     tensor.copy_(before)
 
     def _places(self) -> list[tuple[int, int, torch.dtype]]:
-        """(object, address of its elements, dtype) of every parameter."""
         return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self._inner)]

@@ -77,7 +77,6 @@ def _named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None)
 
 
 def _left_out(model: nn.Module | None, given: set[int]) -> list[str]:
-    """Names of a model's trained parameters that an optimizer was not given."""
     named = () if model is None else model.named_parameters()
     return [name for name, parameter in named if parameter.requires_grad and id(parameter) not in given]
 
@@ -89,12 +88,8 @@ def sharing_ranks(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def held(named: Iterable[tuple[str, torch.Tensor]], site: Sequence[int]) -> list[Held]:
-    """Returns what this rank holds of parameters: (name, its own tensor, the whole shape, the tensor's place in it).
-
-    Shape and place are empty where the tensor is the whole parameter, and where the site, its global ranks, is this rank alone.
-
-    Raises:
-        ValueError: This rank's part of a parameter is not a box of it.
+    """Returns what this rank holds of parameters: (name, its own tensor, the whole shape, the tensor's place in it), the last
+    two empty where that is the whole, or the site is this rank alone. A part that is no box of its parameter is a ValueError.
     """
     found: list[Held] = []
     for name, tensor in named:

@@ -34,10 +34,7 @@ def _first_values(tensor: torch.Tensor) -> list[str]:
 
 
 def warn_of_unnamed(looks: Sequence[str], parts: Sequence[int], site: Sequence[int], mesh: DeviceMesh | None) -> None:
-    """Logs a warning where ranks of the site that look the same hold different parts of the model.
-
-    `looks` and `parts` have by rank what `look_of` returned there and the part. `site` has the global ranks.
-    """
+    """Logs a warning where ranks of the site, global, that look the same (`look_of`) hold different parts of the model."""
     for look in dict.fromkeys(filter(None, looks)):
         first: dict[int, int] = {}  # by part: the first rank that looks so
         for place, part in enumerate(parts):

@@ -13,6 +13,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._log import logger
 from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
+from torch_lowcomm.codec import CODED
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.levels import Levels
@@ -21,8 +22,6 @@ from torch_lowcomm.fsdp.plan import Plan
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import as_op
-
-_CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _LayoutComm:
@@ -47,7 +46,7 @@ class _LayoutComm:
             return f"it goes over group {group.group_name}, not {self._group_name}"
         if tensor.dtype == torch.uint8:
             return "its parameters have several dtypes, or gather bytes"
-        if tensor.dtype not in _CODED:
+        if tensor.dtype not in CODED:
             return f"its dtype is {tensor.dtype}"
         if elements != self.levels.layout.elements:
             return f"it has {elements} elements a rank, the layout {self.levels.layout.elements}"

@@ -8,11 +8,9 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._log import logger
-from torch_lowcomm.codec import codec
+from torch_lowcomm.codec import CODED, codec
 from torch_lowcomm.groups import backend_of, exact
 from torch_lowcomm.reduction import all_reduce
-
-_CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class State(NotCopied):
@@ -76,7 +74,7 @@ def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = Non
         gradient: The whole gradient, [W·n]; averaged in place if there is no output (NO_SHARD).
         output: This rank's slice, [n].
     """
-    why = f"its dtype is {gradient.dtype}" if gradient.dtype not in _CODED else None
+    why = f"its dtype is {gradient.dtype}" if gradient.dtype not in CODED else None
     why = "inside lc.exact()" if _C.in_exact() else why
     if why is not None:
         state._backend.note_exact("all_reduce" if output is None else "reduce_scatter", why)

@@ -14,19 +14,11 @@ _STEPS = " steps "  # between its count and that of its steps
 
 
 class Heartbeat:
-    """Counts up at the store and watches the other machines count, on a separate thread.
+    """Counts up at the store, by a separate client, and watches the other machines count, on a separate thread.
 
-    A machine is alive while its number has changed within `lost_after_s` by this machine's clock, unless it says that it has
-    left. Clocks of different machines are never compared, and while this machine is stopped no other one grows old. Methods that
-    need the store raise ConnectionError if it is lost.
-
-    Args:
-        store: A separate client, so that other threads' calls do not hold it up.
-        machine_id: Id of this machine.
-        lost_after_s: Seconds of silence after which a machine is gone.
-
-    Raises:
-        ValueError: A living machine already has this id.
+    A machine is alive while its number has changed within `lost_after_s` seconds by this machine's clock, unless it says that
+    it has left. Clocks of different machines are never compared, and while this machine is stopped no other one grows old. An
+    id that a living machine has is a ValueError; methods that need the store raise ConnectionError if it is lost.
     """
 
     def __init__(self, store: PatientStore, machine_id: str, *, lost_after_s: float) -> None:
@@ -80,10 +72,8 @@ class Heartbeat:
                 self._seen[machine] = (self._seen[machine][0], time.monotonic())
 
     def is_current(self) -> bool:
-        """Whether the other machines were looked at a moment ago; not so after this machine was stopped.
-
-        Raises:
-            ConnectionError: Another process has taken this machine's place, or this machine has left.
+        """Whether the other machines were looked at a moment ago; not so after this machine was stopped. It is a
+        ConnectionError where another process has taken this machine's place, or this machine has left.
         """
         self._expect_store()
         if self._stop.is_set():
@@ -105,9 +95,8 @@ class Heartbeat:
         return not there or there.startswith(self._nonce)
 
     def stop(self) -> None:
-        """Ends the signs of life, and tells the others, who need not wait for silence.
-
-        It may be called any number of times, and returns even if the store does not answer.
+        """Ends the signs of life, and tells the others, who need not wait for silence; returns even if the store does not
+        answer.
         """
         self._stop.set()
         for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited

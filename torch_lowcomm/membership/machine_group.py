@@ -13,20 +13,12 @@ from torch_lowcomm.membership.site import Site
 
 @dataclasses.dataclass(frozen=True)
 class MachineGroup:
-    """A group of machines or sites.
+    """A group of machines or sites."""
 
-    Attributes:
-        number: Number of the group, counted at the store; each group has separate keys.
-        machines: Ids of the machines or sites, by rank.
-        rank: Rank of this machine or site.
-        backends: The group's lowcomm backends, one for each stripe that this process asked for. They are no c10d process
-            groups: only optimizers of this package use them.
-    """
-
-    number: int
-    machines: tuple[str, ...]
-    rank: int
-    backends: tuple[_C.LowcommBackend, ...]
+    number: int  # counted at the store; each group has separate keys
+    machines: tuple[str, ...]  # ids, by rank
+    rank: int  # of this machine or site
+    backends: tuple[_C.LowcommBackend, ...]  # by stripe of this process; no c10d groups
 
     def abort(self) -> None:
         """Ends the group at once; ops under way raise."""
@@ -40,24 +32,16 @@ class MachineGroup:
 
 
 class Connector:
-    """Connects one process of a machine to the groups that its machine is in.
-
-    Args:
-        store: That of all machines, under the prefix of groups.
-        machine_id: Id of this machine.
-        site: The processes of this machine.
-        options: Options of the groups.
-        timeout: Their progress deadline.
+    """Connects one process of a machine to the groups that its machine is in. The store is that of all machines, under the
+    prefix of groups; `options` and the progress deadline `timeout` are the groups'.
     """
 
     def __init__(self, store: Store, machine_id: str, site: Site, options: _C.Options, timeout: timedelta) -> None:
         self._groups, self._id, self._site, self._options, self._timeout = store, machine_id, site, options, timeout
 
     def connect(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
-        """Connects this process's stripes; if a rank of the site cannot, none has.
-
-        Raises:
-            DistBackendError: A machine or a rank of the site did not come, or failed.
+        """Connects this process's stripes; if a rank of the site cannot, none has. It is a DistBackendError where a machine or
+        a rank of the site did not come, or failed.
         """
         rank = list(machines).index(self._id)
         backends: list[_C.LowcommBackend] = []

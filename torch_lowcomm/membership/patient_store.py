@@ -17,20 +17,12 @@ _VANISHED_S = 60.0  # for a key that was there, and was deleted before it was re
 
 
 class PatientStore:
-    """A client whose every call has a deadline. Once a call has passed its deadline, the client is lost for good.
+    """A client whose every call has a deadline of `patience_s`. Once a call has passed it, the client is lost for good.
 
-    Calls run on a separate thread. A cut link may hold this thread for many minutes (TCP's time-out); it does not hold the
-    callers. Every method that asks the store raises ConnectionError if it is lost or does not answer in time.
-
-    No key that may be deleted is ever empty: TCPStore returns an empty value for a key that is deleted while it is read.
-
-    Args:
-        store: A client for this object alone.
-        patience_s: Deadline of a call, in seconds.
-
-    Attributes:
-        sent_bytes: Bytes of keys and values, without the store's own framing.
-        received_bytes: Bytes of values.
+    Calls run on a separate thread, which a cut link may hold for many minutes (TCP's time-out); it does not hold the callers.
+    Every method that asks the store raises ConnectionError if it is lost or does not answer in time. No key that may be
+    deleted is ever empty: TCPStore returns an empty value for a key that is deleted while it is read. `sent_bytes` and
+    `received_bytes` count keys and values, without the store's own framing.
     """
 
     def __init__(self, store: Store, patience_s: float) -> None:
@@ -47,11 +39,7 @@ class PatientStore:
         return self._ask(lambda: self._store.add(key, amount))
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Sets a key.
-
-        Raises:
-            ValueError: TCPStore does not take such a long value.
-        """
+        """Sets a key; a value that is too long for TCPStore is a ValueError."""
         self._expect_fits(key, value)
         self.sent_bytes += len(key) + len(value)
         self._ask(lambda: self._store.set(key, value))
@@ -81,11 +69,7 @@ class PatientStore:
         return self._ask(lambda: self._store.check(keys))
 
     def get_all(self, keys: list[str]) -> list[bytes]:
-        """Returns the values of keys that are all set, in one call.
-
-        Raises:
-            TimeoutError: One of them is not set.
-        """
+        """Returns the values of keys in one call; one that is not set is a TimeoutError."""
 
         def call() -> list[bytes] | None:
             self._store.set_timeout(timedelta(seconds=self._vanished_s))
@@ -129,10 +113,8 @@ class PatientStore:
         self.set(key, json.dumps({"bytes": len(value), **head}))
 
     def find_large(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """Returns the head and the value that `put_large` set, or None if they are not set or are being deleted.
-
-        Raises:
-            ValueError: The pieces do not have the length that the head says.
+        """Returns the head and the value that `put_large` set, or None if they are not set or are being deleted; pieces
+        without the length that the head says are a ValueError.
         """
         head = self.find(key)
         if head is None:
@@ -146,11 +128,8 @@ class PatientStore:
         return told, value
 
     def delete_large_later(self, key: str, size: int | None = None) -> bool:
-        """Deletes a value that `put_large` set, its head first; returns whether it is there.
-
-        Args:
-            key: Its key.
-            size: Its length; None for that which the head says.
+        """Deletes a value that `put_large` set, of `size` or as long as its head says, head first; returns whether it is
+        there.
         """
         if size is None:
             head = self.find(key)

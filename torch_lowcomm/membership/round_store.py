@@ -70,10 +70,8 @@ class RoundStore:
         return None if word is None else json.loads(word)
 
     def last_group(self, number: int) -> tuple[int, set[str], bool]:
-        """Looks for the last round up to this one that connected, and for later ones that have no word yet.
-
-        Returns:
-            (number of the one that connected, machines of all these rounds, whether there is one without a word).
+        """Returns the number of the last round up to this one that connected, the machines of it and of later ones that have
+        no word yet, and whether there is such a later one.
         """
         machines: set[str] = set()
         undecided = False

@@ -48,13 +48,9 @@ class Rounds:
         self._entry: _Entry | None = None
 
     def enter(self, wait_s: float) -> tuple[int, list[str]] | None:
-        """Enters the open round, and later rounds until one is closed with this machine in it.
-
-        Returns:
-            (the round's number, the ids in it in the order in which they entered); None after `wait_s`: call it again.
-
-        Raises:
-            TimeoutError: No round has closed in time; the message has the machines that are there.
+        """Enters the open round, and later rounds until one is closed with this machine in it. Returns the round's number and
+        the ids in it in the order in which they entered; None after `wait_s`: call it again. It is a TimeoutError, which has
+        the machines that are there, where no round has closed in time.
         """
         until = time.monotonic() + wait_s
         try:
@@ -79,13 +75,10 @@ class Rounds:
 
     def agree_to_connect(self, number: int, members: list[str]) -> list[str]:
         """Says that this machine will connect to the others of a closed round, and waits for the decision for all of them.
+        Returns the machines that are gone, or have not said so within the time-out; if there are none, all connect.
 
-        A machine may have died since it entered; those that connect to it wait for the whole time-out. So they connect once all
-        have said that they will, and none does if one is seen to be gone before. Machines may see that at different times: what
-        is first at the store counts.
-
-        Returns:
-            The machines that are gone, or have not said within the time-out that they connect. If there are none, all connect.
+        A machine may have died since it entered; those that connect to it wait for the whole time-out. So none connects if one
+        is seen to be gone before. Machines may see that at different times: what is first at the store counts.
         """
         until = time.monotonic() + self._timeout_s
         self._wait_until_current()
@@ -181,9 +174,8 @@ class Rounds:
         return any(now < max(entry.patient_since, self._beat.stepped_at(one)) + self._patience_s for one in missing)
 
     def _give_up(self, entry: _Entry, there: list[str], missing: set[str], *, grace_s: float) -> list[str]:
-        """Withdraws, and raises; or returns the members where a machine closes the round that has not seen it yet.
-
-        Such a machine, whose link is like this one's, has closed it within `grace_s`.
+        """Withdraws, and raises; or returns the members where a machine closes the round that has not seen it yet. Such a
+        machine, whose link is like this one's, has closed it within `grace_s`.
         """
         self._store.withdraw(entry.key, wait=True)
         until = time.monotonic() + grace_s
@@ -205,26 +197,14 @@ class Rounds:
 
 @dataclasses.dataclass
 class _Entry:
-    """This machine's place in a round. Times are by time.monotonic().
+    """This machine's place in a round. Times are by time.monotonic()."""
 
-    Attributes:
-        number: The round's.
-        key: Of the place at the store.
-        last_group: Machines of the last round that connected, and of later ones that may.
-        began: When it entered.
-        progress: When it last saw a machine enter, or train that has not entered.
-        patient_since: Whom it waits for, it waits for from then on.
-        told: When it last said in the log whom it waits for.
-        there: The machines that it has seen here.
-        ready_since: Since when no machine is to be waited for, as it has seen.
-    """
-
-    number: int
-    key: str
-    last_group: set[str]
-    began: float
-    progress: float
-    patient_since: float
-    told: float
-    there: set[str] = dataclasses.field(default_factory=set)
-    ready_since: float = math.inf
+    number: int  # of the round
+    key: str  # of the place at the store
+    last_group: set[str]  # machines of the last round that connected, and of later ones that may
+    began: float  # when it entered
+    progress: float  # when it last saw a machine enter, or train that has not entered
+    patient_since: float  # whom it waits for, it waits for from then on
+    told: float  # when it last said in the log whom it waits for
+    there: set[str] = dataclasses.field(default_factory=set)  # the machines that it has seen here
+    ready_since: float = math.inf  # since when no machine is to be waited for, as it has seen

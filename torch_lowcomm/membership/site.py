@@ -18,14 +18,9 @@ ERRORS: dict[str, type[Exception]] = {
 
 
 class Site:
-    """The ranks of a site, in a group of their own that nothing else uses. All methods are collective.
-
-    Every method raises DistBackendError where a rank of the site was lost, or has sent nothing for `timeout`, which is longer
-    than the leader's waits. `group` may be of any backend; None for a site of one process.
-
-    Attributes:
-        rank: Place of this process among them; that of the leader is 0.
-        size: Number of them.
+    """The ranks of a site, in a group of their own that nothing else uses; None for a site of one process. All methods are
+    collective. They raise DistBackendError where a rank of the site was lost, or has sent nothing for `timeout`, which is
+    longer than the leader's waits. The leader's `rank` is 0.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: timedelta) -> None:
@@ -53,9 +48,8 @@ class Site:
         return [mine] if self._group is None else all_gather_json(mine, self._group)
 
     def told(self, call: Callable[[], T]) -> T:
-        """Calls on the leader and returns its result on every rank, as JSON returns it; or raises what the call raised.
-
-        On the other ranks an error is of a kind in `ERRORS`, else RuntimeError.
+        """Calls on the leader and returns its result on every rank, as JSON returns it; or raises what the call raised, on the
+        other ranks as a kind in `ERRORS`, else RuntimeError.
         """
         if self._group is None:
             return call()

@@ -10,6 +10,7 @@ import torch
 
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
+from torch_lowcomm.codec import CODED
 from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 from torch_lowcomm.pipeline.slots import Slot
@@ -20,7 +21,6 @@ from torch_lowcomm.pipeline.units import expect_unit, is_shorter, unit_of
 TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages; a micro-batch's context takes the last tensor's place
 FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
 _COMPARISONS = 1 << 20  # the first of the channels of comparisons, one a boundary
-_CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
 class Place(NamedTuple):
@@ -128,7 +128,7 @@ class Boundary:
             raise ValueError(
                 f"{self.name_of(place)}: expected at most {most} tensors at a boundary, {CHUNKS} micro-batches"
             )
-        if tensor.dtype not in _CODED or not self._is_coded(codec, tensor, place):
+        if tensor.dtype not in CODED or not self._is_coded(codec, tensor, place):
             codec, samples = "", None
         memory = None
         if samples is not None and self._cache is not None:

@@ -31,19 +31,13 @@ class _Weights(dict[str, Any]):
 
 
 class AtUse(Perturbation):
-    """Evaluates a model at w + factor·z, which exists while a layer needs it: peak memory is one module's weights more.
+    """Evaluates a model at w + factor·z, which exists while a layer needs it: peak memory is one module's weights more. The
+    model is in eager mode: what a compiler has traced reads no attributes.
 
-    A module that reads `module.weight` during an evaluation, its own or another's, gets a separate perturbed tensor.
-    Parameters may be read in another way, which gives them as they are: the flat weights of recurrent layers, a penalty over
-    `model.parameters()` or over a list of them. The first evaluation, and one of 32 later on, finds these parameters; from
-    then on they are perturbed in place and put back from a copy.
-
-    Args:
-        model: A model in eager mode: what a compiler has traced reads no attributes.
-        core: Makes the perturbed tensors.
-        numbers: Number of a parameter in the core by its id().
-        machine: Number of this machine.
-        quantized: Whether the parameters' own memory is gone, so that every use, perturbed or not, comes from the core.
+    A module that reads `module.weight` during an evaluation, its own or another's, gets a tensor that the core perturbs; with
+    `quantized` every use does, as the parameters' own memory is gone. Flat weights of recurrent layers and penalties over
+    `model.parameters()` read parameters as they are. The first evaluation, and one of 32 later on, finds these; from then on
+    they are perturbed in place and put back from a copy. `numbers` are the parameters' in the core by their id().
     """
 
     def __init__(
@@ -88,10 +82,8 @@ class AtUse(Perturbation):
             copy_all(copies, to=[*self._in_place.values()])
 
     def complete(self) -> bool:
-        """As `Perturbation.complete`; parameters that were not perturbed will be so in place from now on.
-
-        Raises:
-            ValueError: The memory of such a parameter is gone.
+        """As `Perturbation.complete`; parameters that were not perturbed will be so in place from now on. It is a ValueError
+        where their memory is gone.
         """
         missed = set() if self._checked else set(self._parameters) - self._seen - set(self._in_place)
         missed |= self._read_raw

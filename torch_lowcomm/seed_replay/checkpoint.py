@@ -42,15 +42,12 @@ class Checkpointed(Protocol):
 
 
 class Checkpoint:
-    """Snapshots `snapshot-<iteration>.pt` and, from each on, `log-<iteration>.bin` and its checksums (`LogFile`).
+    """Snapshots `snapshot-<iteration>.pt`, one `every` so many iterations, and from each on `log-<iteration>.bin` and its
+    checksums.
 
-    A record is written before the next iteration starts, so that a process that is killed loses one record at most. A
-    snapshot gets its name when it is whole. The last two snapshots stay, with their logs: `core.log` reaches back to the one
-    before the last, for machines that are behind when a run goes on at another store.
-
-    Args:
-        folder: The folder of one machine; it is made if it does not exist.
-        every: Iterations from one snapshot to the next.
+    A record is written before the next iteration starts, so that a process that is killed loses one record at most. A snapshot
+    gets its name when it is whole. The last two stay, with their logs: `core.log` reaches back to the one before the last, for
+    machines that are behind when a run goes on at another store.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -61,13 +58,9 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, optimizer: Checkpointed) -> None:
-        """Brings model and optimizer to where the folder is; makes the first snapshot if it is empty.
-
-        The last snapshot but one is needed for others only: what is wrong with it, or its log, is warned of.
-
-        Raises:
-            ValueError: The last snapshot is of another model or other options, or is damaged and the one before does not lead
-                to it.
+        """Brings model and optimizer to where the folder is; makes the first snapshot if it is empty. The last snapshot but
+        one is for others: what is wrong with it, or its log, is warned of. It is a ValueError where the last one is of another
+        model or options, or is damaged and the one before does not lead to it.
         """
         found = self._snapshots()
         if not found:
@@ -145,9 +138,8 @@ class Checkpoint:
 
 
 class LogFile:
-    """The file `<name>.bin` of records, one behind another, at `path`, and `<name>.crc`, an entry for each append.
-
-    A process may be killed between two writes: records come before their entry, and need none.
+    """The records, one behind another, at `path`, and `<name>.crc`, an entry for each append. A process may be killed between
+    two writes: records come before their entry, and need none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,10 +147,8 @@ class LogFile:
         self._bytes = self._crc = 0
 
     def read(self) -> bytes:
-        """Returns the records that are whole; what follows them is dropped, with a warning.
-
-        Raises:
-            ValueError: Others were written.
+        """Returns the records that are whole; what follows them is dropped, with a warning. It is a ValueError where others
+        were written.
         """
         records = self._path.read_bytes() if self._path.exists() else b""
         sums = self._sums.read_bytes() if self._sums.exists() else b""

@@ -25,10 +25,8 @@ def two_sided(evaluate: Evaluate, more: More, eps: float) -> tuple[list[float], 
 
 
 def one_sided(evaluate: Evaluate, more: More, eps: float) -> tuple[list[float], list[float]]:
-    """Batched one-sided estimates whose step is divided by the losses' standard deviation (FZOO, arXiv 2506.09034).
-
-    A sample takes one evaluation, and an iteration one more without a perturbation, all of batch 0. The deviation takes the
-    place of ε.
+    """Batched one-sided estimates whose step is divided by the losses' standard deviation, in the place of ε (FZOO, arXiv
+    2506.09034): an evaluation a sample, and one more without a perturbation, all of batch 0.
     """
     start = evaluate(0, 0.0, 0)
     losses: list[float] = []

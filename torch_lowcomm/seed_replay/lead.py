@@ -17,20 +17,16 @@ Steps = Mapping[str, Callable[[int, bytes], Any]]
 
 
 class Lead:
-    """Runs a function on a machine's first rank while the others do the steps that it tells them.
-
-    A step may be a collective of the machine, or lead again: all ranks enter it at the same place. `steps` has by name what the
-    other ranks do at a step.
+    """Runs a function on a machine's first rank while the others do the `steps`, by name, that it tells them. A step may be a
+    collective of the machine, or lead again: all ranks enter it at the same place.
     """
 
     def __init__(self, ranks: MachineRanks, steps: Steps) -> None:
         self._ranks, self._steps = ranks, steps
 
     def __call__(self, act: Callable[[], bytes | bool | None]) -> Any:
-        """Calls `act` on the first rank; every rank returns what it returned, or raises what it raised. Collective.
-
-        Raises:
-            RuntimeError: A step failed on this rank and not on the first one: its weights are no longer the machine's.
+        """Calls `act` on the first rank; every rank returns what it returned, or raises what it raised. Collective. A step
+        that fails on this rank and not on the first one is a RuntimeError: its weights are no longer the machine's.
         """
         if not self._ranks.first:
             return self._follow()
@@ -40,9 +36,8 @@ class Lead:
         return value
 
     def tell(self, step: str, *, number: int = 0, data: bytes = b"", act: Callable[[], Any]) -> Any:
-        """On the first rank, inside `__call__`: tells the others a step by its name, with a number and bytes.
-
-        Returns the result of `act`, the first rank's part.
+        """On the first rank, inside `__call__`: tells the others a step, and returns the result of `act`, the first rank's
+        part.
         """
         self._send(["step", number, step], data)
         value = self._acted(act)
@@ -92,16 +87,14 @@ class Lead:
 
 
 class Led:
-    """What the machine's first rank gives to an exchange or a checkpoint in the place of `target`, its object.
-
-    All ranks do those of the object's methods that `steps` names, with the bytes and the number that they are called with.
+    """Stands for `target`, an exchange's or a checkpoint's, on the machine's first rank: all ranks do the methods that `steps`
+    names, with the bytes and the number that they are called with.
     """
 
     def __init__(self, target: Any, lead: Lead, steps: Sequence[str]) -> None:
         self._target, self._lead, self._steps = target, lead, steps
 
     def __getattr__(self, name: str) -> Any:
-        """The object's attribute; a step of the machine where it is one."""
         found = getattr(self._target, name)
         return functools.partial(self._step, name, found) if name in self._steps else found
 

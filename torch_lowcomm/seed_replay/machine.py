@@ -26,10 +26,8 @@ class Meeting:
     exchange: Exchange | None
 
     def expect(self, ranks: Sequence[int]) -> str:
-        """Checks that there is one way, and returns its name.
-
-        Raises:
-            ValueError: There is more than one way, a part of one, or the group has another of this machine's global `ranks`.
+        """Returns the name of the one way. More ways, a part of one, or a group with another of the machine's `ranks`:
+        ValueError.
         """
         ways = {"group": self.group, "store": self.store, "exchange": self.exchange}
         given = [name for name, way in ways.items() if way is not None]
@@ -59,12 +57,8 @@ class Meeting:
 
 
 class SeveralRanks:
-    """The parts of a machine of several ranks, whose weights this rank's `optimizer` moves.
-
-    Attributes:
-        lead: Lets the first rank act, and the others follow it.
-        core: What the first rank gives to an exchange.
-        optimizer: What the first rank gives to a checkpoint.
+    """The parts of a machine of several ranks, whose weights this rank's `optimizer` moves. The first rank acts by `lead`; it
+    gives `core` to an exchange and `optimizer` to a checkpoint.
     """
 
     def __init__(self, optimizer: Checkpointed, ranks: MachineRanks) -> None:
@@ -86,10 +80,8 @@ class SeveralRanks:
 
 
 class MachineExchange(Exchange):
-    """An exchange in which a machine's first rank speaks for all its ranks: one message a machine.
-
-    join, exchange and check are collective of the machine; join and check also compare what several of its ranks have. `inner` is
-    the exchange among machines, on the first rank only.
+    """An exchange in which a machine's first rank speaks for all its ranks: one message a machine. join, exchange and check
+    are collective of the machine; join and check also compare what its ranks have. `inner` is on the first rank only.
     """
 
     def __init__(self, inner: Exchange | None, several: SeveralRanks, machine: int) -> None:
@@ -148,10 +140,8 @@ def connected(
     *,
     every: int,
 ) -> tuple[Exchange, Checkpoint | MachineCheckpoint | None]:
-    """Returns how a rank's optimizer exchanges and keeps records; with a store it also gives and takes snapshots.
-
-    The machine's first rank gives `inner`, the exchange among machines. Records are kept in `folder`, or nowhere with None, with
-    a snapshot every so many iterations.
+    """Returns how a rank's optimizer exchanges and keeps records; with a store it also gives and takes snapshots. `inner` is
+    the exchange among machines, on the first rank; None as `folder` keeps no records.
     """
     kept = None if folder is None or inner is None else Checkpoint(folder, every)
     speaker, exchange = optimizer, inner

@@ -15,18 +15,9 @@ from torch_lowcomm.groups import exact
 
 
 class MachineRanks:
-    """The ranks that share out one machine's weights, in the order of their mesh. Every method is a collective.
-
-    Args:
-        mesh: The mesh of the machine's parameters, of any number of dimensions; None for a machine of one rank.
-
-    Attributes:
-        several: Whether there are other ranks.
-        ranks: The global ranks, in their order.
-        first: Whether this rank is the first one, which speaks for the machine.
-
-    Raises:
-        ValueError: This rank is not in the mesh, or a group of it gathers nothing in host memory.
+    """The ranks that share out one machine's weights, in the order of their mesh; None for one rank. Every method is a
+    collective. A mesh without this rank, or with a group that gathers nothing in host memory, is a ValueError. `first` is the
+    rank that speaks for the machine; `ranks` are global, in their order.
     """
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
@@ -58,10 +49,8 @@ class MachineRanks:
         return found
 
     def agree(self, topic: str, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returns, which must be the same on all ranks; `topic` says in an error what it is.
-
-        Raises:
-            ValueError: On another rank `make` raised, or returned something else.
+        """Returns what `make` returns, the same on all ranks; `topic` says in an error what it is. It is a ValueError where it
+        raised on another rank, or returned something else.
         """
         value, error = None, None
         try:
@@ -85,12 +74,8 @@ class MachineRanks:
         return value
 
     def mean(self, loss: float, *, at: Sequence[float]) -> float:
-        """Returns the mean of the ranks' losses: their exact sum, rounded, over their number; NaN if one is not finite.
-
-        `at` are numbers that say which evaluation this is.
-
-        Raises:
-            RuntimeError: Ranks are at different evaluations; all ranks raise it.
+        """Returns the mean of the ranks' losses: their exact sum, rounded, over their number; NaN if one is not finite. `at`
+        says which evaluation this is; where ranks are at different ones all raise RuntimeError.
         """
         if not self.several:
             return loss

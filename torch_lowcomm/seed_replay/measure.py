@@ -21,9 +21,8 @@ _TIMES = 10
 
 
 class Measure:
-    """Evaluates losses, in eval mode and without gradients, until there are enough samples, or time is over.
-
-    A loss is the mean of those of the machine's ranks. `evaluations` counts how often it was evaluated.
+    """Evaluates losses, the means of the machine's ranks, in eval mode and without gradients, until there are enough or time
+    is over.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Measure:
 
 
 def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:
-    """Returns a closure that takes the batch's number, whether this one does or not."""
     try:
         takes = any(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
@@ -81,11 +79,9 @@ def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:
 
 
 def default_rate(parameters: Sequence[torch.Tensor]) -> float:
-    """η = 0.3 / √d for d trained numbers, of DTensors those of all ranks.
-
-    An estimate is about as large as the gradient's norm and a direction has the norm √d, so that a step's norm is η·√d times
-    that of the gradient. The rates of the project's benchmarks are η·√d = 0.31 (seed_replay, 936 numbers), 0.66
-    (seed_replay_cost, 110,000) and 0.35 (seed_replay_smollm2, 135 million).
+    """η = 0.3 / √d for d trained numbers, of DTensors those of all ranks. A step's norm is then η·√d times that of the
+    gradient. The rates of the project's benchmarks are η·√d = 0.31 (seed_replay, 936 numbers), 0.66 (seed_replay_cost,
+    110,000) and 0.35 (seed_replay_smollm2, 135 million).
     """
     return _STEP / math.sqrt(max(1, sum(p.numel() for p in parameters)))
 

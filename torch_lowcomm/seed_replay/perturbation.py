@@ -49,10 +49,8 @@ class Perturbation:
 
 class InPlace(Perturbation):
     """The paper's way: θ + εz, θ − εz, θ, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 2).
-
-    All machines keep a copy that no perturbation touches and that takes every update. The weights are set to it every
-    `restore_every` iterations (n_b: 1 in the paper; 16 is enough in practice). In between they drift apart by roundings, and so
-    machines compare the copies. `weights` is the core of the parameters and `copies` that of the tensors in `copied`.
+    `copies`, the core of `copied`, takes every update and no perturbation; machines compare it. The weights are set to it
+    every `restore_every` iterations (n_b: 1 in the paper; 16 is enough in practice).
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class InPlace(Perturbation):
 
 class InShards(Perturbation):
     """Sets this rank's shards to w + factor·z for an evaluation, and back from a copy of them. FSDP2 gathers them perturbed.
-
     Values are those that `AtUse` makes, rounded once, so that a sharded machine measures what an unsharded one does.
     """
 

@@ -23,12 +23,8 @@ Entry = tuple[str, torch.Tensor, bool, int]
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Returns the parameters that require gradients, in the order of the model's names; of a DTensor this rank's shard.
-
-    Biases and norms do not decay.
-
-    Raises:
-        ValueError: There is no such parameter, or one is a DTensor whose shards are no runs of its elements.
+    """Returns the parameters that require gradients, in the order of the model's names; of a DTensor this rank's shard. Biases
+    and norms do not decay. No such parameter, or a DTensor whose shards are no runs of its elements, is a ValueError.
     """
     found = []
     for name, parameter in model.named_parameters():
@@ -40,12 +36,8 @@ def entries(model: nn.Module) -> list[Entry]:
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
-    """Returns the mesh of the ranks that have the trained parameters in shards; None if these are plain tensors.
-
-    The model is resharded first: a module whose weights FSDP2 has gathered shows them as plain tensors.
-
-    Raises:
-        ValueError: Parameters are on different meshes.
+    """Returns the one mesh of the trained parameters, else ValueError; None if these are plain tensors. The model is resharded
+    first: a module whose weights FSDP2 has gathered shows them as plain tensors.
     """
     reshard(model)
     found: tuple[str, DeviceMesh] | None = None
@@ -127,10 +119,8 @@ class ShardedCore:
             super().__setattr__(name, value)
 
     def checksum(self) -> int:
-        """Returns the CRC-32C of the whole weights, as an unsharded machine has it. Collective of the machine.
-
-        Raises:
-            RuntimeError: Ranks that have the same part of a parameter have different values in it.
+        """Returns the CRC-32C of the whole weights, as an unsharded machine has it; RuntimeError where ranks have different
+        values in the same part. Collective of the machine.
         """
         mine = [(*piece, crc) for piece, crc in zip(self._pieces, self._core.checksums(), strict=True)]
         whole = 0
@@ -162,10 +152,8 @@ def gathered(weights: dict[str, torch.Tensor], ranks: MachineRanks) -> dict[str,
 def scattered(
     saved: dict[str, Any], own: Sequence[Entry], parameters: Sequence[torch.Tensor], ranks: MachineRanks
 ) -> dict[str, Any]:
-    """Returns `saved`, the first rank's snapshot, with this rank's shards in place of the weights. Collective.
-
-    Raises:
-        ValueError: The first rank's is no snapshot of such weights; all ranks raise it.
+    """Returns `saved`, the first rank's snapshot, with this rank's shards in place of the weights. Collective. Where it is no
+    snapshot of such weights all ranks raise ValueError.
     """
     error = _mistake(saved, own, parameters) if ranks.first else ""
     error = json.loads(ranks.bytes_of_first(json.dumps(error).encode()))

@@ -17,14 +17,9 @@ from torch_lowcomm.seed_replay.shards import Entry, ShardedCore, expect_same_mem
 
 
 class TrainedWeights:
-    """The weights of one machine that records move.
-
-    `own` has the trained parameters, of a sharded model this rank's shards. With a base they give up their memory, and the list
-    gets what is left of them: no reference may keep it.
-
-    Attributes:
-        core: That of the weights on which machines agree.
-        perturbation: Perturbs the model for an evaluation.
+    """The weights of one machine that records move: `core` has those on which machines agree. `own` has the trained
+    parameters, of a sharded model this rank's shards. With a base they give up their memory, and the list gets what is left of
+    them: no reference may keep it.
     """
 
     perturbation: Perturbation
@@ -85,9 +80,8 @@ class TrainedWeights:
             raise ValueError(f"SeedReplay: state: expected one of {mine!r}, got one of {saved!r}")
 
     def load(self, state: Mapping[str, Any], load_others: Callable[[], None]) -> None:
-        """Goes on from a state, whose weights the model has. Where it raises the core is as it was.
-
-        `load_others` loads what else belongs to the state, once the weights have been compared.
+        """Goes on from a state, whose weights the model has. `load_others` loads what else belongs to it, once these have been
+        compared. Where it raises the core is as it was.
         """
         self.perturbation.take()
         sums = self.core.sums

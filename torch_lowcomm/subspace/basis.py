@@ -4,26 +4,20 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._option_table import expect_integer
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def expect_integer(name: str, value: object) -> None:
-    """Raises TypeError where a caller's number is no integer."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"subspace: {name}: expected an integer, got {value!r}")
-
-
 def expect_seed(seed: object) -> None:
     """Raises TypeError or ValueError where a seed is no integer of 64 bits."""
-    expect_integer("seed", seed)
+    expect_integer("subspace: seed", seed)
     if not 0 <= seed < 2**64:  # type: ignore[operator]
         raise ValueError(f"subspace: seed: expected 0 or more, below 2^64, got {seed}")
 
@@ -59,7 +53,7 @@ class Basis(nn.Module):
     def __init__(self, width: int, rank: int, *, seed: int = 0) -> None:
         """Makes the basis of `rank` (k) rows from a seed."""
         super().__init__()
-        expect_integer("rank", rank)
+        expect_integer("subspace: rank", rank)
         expect_seed(seed)
         self.width, self.rank, self.seed, self.version, self.free_blocks = width, rank, seed, 0, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.subspace.anchor import Anchor, Embedding
-from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
+from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.compare import Finding, distance
 from torch_lowcomm.subspace.families import NAMES, parts_of
@@ -98,10 +99,10 @@ def constrain(
         raise ValueError("constrain: expected a decoder that is not constrained, got one that is")
     table = decoder.get_submodule(parts.embedding).weight
     vocabulary, width = table.shape
-    expect_integer("rank", rank)
+    expect_integer("subspace: rank", rank)
     if not 1 <= rank <= width:
         raise ValueError(f"rank: expected one of 1...{width}, the width, got {rank}")
-    expect_integer("free_blocks", free_blocks)
+    expect_integer("subspace: free_blocks", free_blocks)
     total = len(parts.blocks_of(decoder))
     if not 0 <= free_blocks < total:
         raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.subspace.basis import expect_integer
+from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.subspace.boundary import Boundary, Exact
 from torch_lowcomm.subspace.check import constrained_parts, cut_apart, shared_names
 from torch_lowcomm.subspace.compare import compare
@@ -61,7 +61,7 @@ def cut(
     if boundary is not None and not hasattr(boundary, "side"):
         raise TypeError(f"boundary: expected Projection, Bottleneck or None, got {boundary!r}")
     for name, number in (("index", index), ("count", count), *(("blocks", size) for size in blocks or ())):
-        expect_integer(name, number)
+        expect_integer(f"subspace: {name}", number)
     if boundary is None:
         parts, _ = constrained_parts(model)
     else:

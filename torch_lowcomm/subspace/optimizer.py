@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm._adam_groups import rules_of
+from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
@@ -100,8 +100,7 @@ class SubspaceAdamW(SubspaceOptimizer):
                 f"SubspaceAdamW: variant: expected one of {', '.join(_VARIANTS)} (lc.subspace.reparam has coordinates as "
                 f"parameters), got {variant!r}"
             )
-        if isinstance(check_every, bool) or not isinstance(check_every, Integral):
-            raise TypeError(f"SubspaceAdamW: check_every: expected an integer, got {check_every!r}")
+        expect_integer("SubspaceAdamW: check_every", check_every)
         if check_every < 0:
             raise ValueError(f"SubspaceAdamW: check_every: expected 0 or more, got {check_every}")
         self._check_every, self._steps, self._told = check_every, 0, False

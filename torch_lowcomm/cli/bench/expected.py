@@ -46,10 +46,7 @@ def norms(x: Tensor) -> Tensor:
 
 
 def states_elements(codec: Codec) -> bool:
-    """Whether a codec states the error of a single element.
-
-    Codecs that rotate, choose (`topk`), or follow a mean (`sign1`, `range=l2`) do not.
-    """
+    """Whether a codec states the error of a single element, not one that rotates, chooses or follows a mean (`range=l2`)."""
     name, options = _parts(codec)
     return not (
         name.startswith("gauss")
@@ -123,7 +120,6 @@ def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
 
 
 def _extremes(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
-    """Returns minimum and maximum of every bucket."""
     pad = (0, -x.numel() % bucket)
     low = F.pad(x, pad, value=float("inf")).view(-1, bucket).amin(1)
     return low, F.pad(x, pad, value=float("-inf")).view(-1, bucket).amax(1)

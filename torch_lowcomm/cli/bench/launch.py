@@ -24,9 +24,8 @@ def launched() -> bool:
 
 
 def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
-    """Runs as one rank: joins the group, calls `function(arguments)`, leaves. Returns the function's exit status; 2 after a
-    ValueError, which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank
-    prints.
+    """Runs as one rank: joins the group, calls `function(arguments)`, leaves. Returns its exit status; 2 after a ValueError,
+    which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank prints.
     """
     from torch_lowcomm._C import Options
 
@@ -52,10 +51,9 @@ def say(problem: str) -> None:
 
 
 def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:
-    """Starts ranks on this machine, of an importable function and arguments that can be pickled; no process remains.
-
-    Ranks that still run `timeout_s`, the progress deadline of their groups, and GRACE_S after a rank failed are ended, and all
-    that run after `deadline_s`. Returns the largest exit status; 1 for a rank that was ended.
+    """Starts ranks on this machine, of an importable function and arguments that can be pickled, and returns the largest exit
+    status; no process remains. Those that still run `timeout_s` and GRACE_S after a rank failed are ended, with status 1, and
+    all that run after `deadline_s`.
     """
     # The parent has the store, as with torchrun, so that no port is chosen before it is bound.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

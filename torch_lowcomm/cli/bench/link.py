@@ -92,7 +92,6 @@ def run(job: argparse.Namespace) -> int:
 def _pair(
     job: argparse.Namespace, rank: int, a: int, b: int, listener: Listener, addresses: list[Any]
 ) -> dict[str, Any]:
-    """Measures two ranks and returns their row on all ranks."""
     mine: dict[str, Any] = {}
     if rank in (a, b):
         with listener.accept(b) if rank == a else Connection.to(addresses[a], rank, a, job.timeout) as link:

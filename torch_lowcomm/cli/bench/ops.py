@@ -85,9 +85,7 @@ OPERATIONS = {
 
 @dataclasses.dataclass
 class Case:
-    """One op at one size on one rank, with its tensors made; `count` elements are a rank's part (`Operation.whole`: the
-    tensor).
-    """
+    """One op at one size on one rank, with its tensors; `count` elements are a rank's part (`Operation.whole`: the tensor)."""
 
     op: Operation
     form: str

@@ -13,24 +13,14 @@ _OF_RECORD = 0xFFFF  # in place of the size: the quorum is the machines of the r
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
-    """The outcome of one iteration. It is written once, and all machines read the same.
+    """The outcome of one iteration. It is written once, and all machines read the same."""
 
-    Attributes:
-        iteration: The record's iteration; before the first record, one less than the run's first iteration.
-        record: The record that all machines apply (`_C.SeedReplay.record`); b"" before the first record.
-        quorum: Numbers of the machines that take part in the next iteration. The machine that has taken part for longest
-            comes first.
-        answered: Number of join requests that have their answer: their machine is in a quorum, or it asks again.
-        leader: Number of the machine that wrote this commit.
-        epoch: How often the next iteration's quorum was replaced because all of its machines were gone.
-    """
-
-    iteration: int
-    record: bytes
-    quorum: tuple[int, ...]
-    answered: int
-    leader: int
-    epoch: int = 0
+    iteration: int  # of the record; before the first record, one less than the run's first iteration
+    record: bytes  # that all machines apply (`_C.SeedReplay.record`); b"" before the first record
+    quorum: tuple[int, ...]  # machines of the next iteration; the one that has taken part for longest comes first
+    answered: int  # join requests whose machine is in a quorum, or asks again
+    leader: int  # the machine that wrote this commit
+    epoch: int = 0  # how often the next iteration's quorum was replaced because all of its machines were gone
 
     def encode(self) -> bytes:
         """Returns eighteen bytes, the quorum where it is not the record's machines, and the record."""
@@ -42,11 +32,7 @@ class Commit:
 
     @staticmethod
     def decode(value: bytes) -> Commit:
-        """Reads what `encode` returned.
-
-        Raises:
-            ValueError: The value is something else.
-        """
+        """Reads what `encode` returned; ValueError where it is something else."""
         try:
             iteration, answered, epoch, place, size = _HEAD.unpack_from(value)
             named = 0 if size == _OF_RECORD else size

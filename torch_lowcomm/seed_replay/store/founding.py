@@ -15,23 +15,14 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # between looks at the machines that
 
 @dataclasses.dataclass(frozen=True)
 class Founding:
-    """How a run began at this store: the value of the key `founded`. The fields are the names in its JSON.
+    """How a run began at this store: the value of the key `founded`. The fields are the names in its JSON."""
 
-    Attributes:
-        iteration: The first iteration that is committed here; above 0 where a run goes on at a new store.
-        checksum: Checksum of the weights before it.
-        machines: Numbers of the machines that take part in it, ascending.
-        asked: Number of join requests that the founding answers.
-        source: Number of the machine whose records of earlier iterations are at the store.
-        earlier: Whether there are such records.
-    """
-
-    iteration: int
-    checksum: int
-    machines: tuple[int, ...]
-    asked: int
-    source: int
-    earlier: bool
+    iteration: int  # the first that is committed here; above 0 where a run goes on at a new store
+    checksum: int  # of the weights before it
+    machines: tuple[int, ...]  # those that take part in it, ascending
+    asked: int  # join requests that the founding answers
+    source: int  # the machine whose records of earlier iterations are at the store
+    earlier: bool  # whether there are such records
 
     def encode(self) -> bytes:
         """Returns the founding as JSON."""
@@ -49,15 +40,10 @@ class Founding:
 
 
 def found(run: Run, core: _C.SeedReplay, *, min_machines: int, timeout_s: float) -> Founding:
-    """Returns how the run at this store began; machines that come to an empty store agree on it first.
-
-    1. A machine puts its log to the store, if it has one, and sends a join request with its iteration and checksum.
-    2. When `min_machines` living machines have done so, one of them writes the founding by `compare_set`. The run begins at the
-       latest iteration that a machine comes with; the machines that are behind replay that machine's log.
-    3. The others read the founding.
-
-    Raises:
-        TimeoutError: There were too few machines for `timeout_s`.
+    """Returns how the run at this store began; machines that come to an empty store agree on it first. Each puts its log, if
+    it has one, and a join request with its iteration and checksum. When `min_machines` living ones have, one of them writes
+    the founding by `compare_set`: the run begins at the latest iteration that one comes with, and those that are behind replay
+    its log. Too few machines for `timeout_s` are a TimeoutError.
     """
     store, machine = run.store, run.machine
     value = store.find("founded")

@@ -6,10 +6,8 @@ from torch_lowcomm.seed_replay.store.log import RunLog
 
 
 class Head:
-    """The last commit that this machine knows of; the run may have gone on since.
-
-    A machine that reads a commit from `head` itself puts it into the log. So no machine moves `head` on from a commit that
-    the log does not have.
+    """The last commit that this machine knows of; the run may have gone on since. A machine that reads a commit from `head`
+    itself puts it into the log, so that none moves `head` on from a commit that the log does not have.
     """
 
     commit: Commit  # the last known one
@@ -27,10 +25,7 @@ class Head:
         self._know(value)
 
     def propose(self, proposal: Commit) -> bool:
-        """Moves the key on from the last known commit to a proposal; returns whether that is the commit now.
-
-        If not, another machine has moved the key, and `commit` is that one's.
-        """
+        """Moves the key on from the last known commit to a proposal; returns False where another machine's is `commit` now."""
         value = proposal.encode()
         self._know(self._store.swap("head", self._value, value))
         return self._value == value

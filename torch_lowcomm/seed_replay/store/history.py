@@ -24,9 +24,8 @@ class History:
         self._every, self._resync = options.snapshot_every, options.resync
 
     def bring(self, core: _C.SeedReplay) -> None:
-        """Applies all records from the core's iteration to that of the head, or raises as `StoreExchange.join` says.
-
-        A snapshot may take the core further.
+        """Applies all records to the head's iteration, or raises as `StoreExchange.join` says. A snapshot may take the core
+        further.
         """
         commit = self._head.commit
         if core.iteration > commit.iteration + 1:
@@ -49,9 +48,8 @@ class History:
                 return
 
     def resynced(self, core: _C.SeedReplay, why: Exception) -> bool:
-        """Sets weights that are not the run's to a snapshot and applies the records since, if there is one, and with `resync`.
-
-        Returns whether it did.
+        """With `resync`, sets weights that are not the run's to a snapshot and applies the records since; returns whether it
+        did.
         """
         if not (self._resync and self._snapshots.take(self._store, core, after=-1)):
             return False
@@ -60,9 +58,8 @@ class History:
         return True
 
     def differs(self, core: _C.SeedReplay, machines: list[int], *, wait_s: float) -> ReplayMismatch | None:
-        """Compares checksums with one of `machines`, those of the last record, as `StoreExchange.check` says.
-
-        Returns the error if the weights differ, else None, also where the other's checksum has not come in `wait_s`.
+        """Returns the error where the weights differ from those of one of `machines`, the last record's, as
+        `StoreExchange.check` says; None if they do not, or the other's checksum has not come in `wait_s`.
         """
         store, mine, iteration = self._store, core.checksum(), core.iteration
         store.set(f"sum/{self._machine}", f"{iteration} {mine}")
@@ -90,10 +87,8 @@ class History:
             core.forget_log(before=max(min(snapshot - self._every, returned), 0))
 
     def keep(self, core: _C.SeedReplay) -> None:
-        """Packs the log and takes a snapshot if this machine led the last iteration of a chunk.
-
-        If the run has gone on since, because the caller was away for long, it does nothing: others have packed this chunk, and
-        may have deleted it.
+        """Packs the log and takes a snapshot if this machine led the last iteration of a chunk, and the run has not gone on
+        since: then others have packed it, and may have deleted it.
         """
         if not (self._log.due(core.iteration) and self._led_last(core)):
             return
@@ -111,6 +106,5 @@ class History:
             self._snapshots.write(core, self._log.founding.iteration, self._log.forget)
 
     def _led_last(self, core: _C.SeedReplay) -> bool:
-        """Whether the last known commit is of the iteration before the core's, and this machine led it."""
         last = self._head.commit
         return last.leader == self._machine and bool(last.record) and last.iteration == core.iteration - 1

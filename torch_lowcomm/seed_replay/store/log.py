@@ -23,9 +23,8 @@ class LogMoved(RuntimeError):
 
 
 class RunLog:
-    """The keys `log/<iteration>`, `chunk/<n>` and `earlier/<machine>`.
-
-    A chunk has `chunk` iterations; chunk n begins with iteration n·chunk, or with the run's first.
+    """The keys `log/<iteration>`, `chunk/<n>` and `earlier/<machine>`. Chunk n has `chunk` iterations, and begins with
+    iteration n·chunk or the run's first.
     """
 
     def __init__(self, store: PatientStore, chunk: int, founding: Founding) -> None:
@@ -39,14 +38,9 @@ class RunLog:
         self._recent.pop(commit.iteration - 2 * self._chunk, None)
 
     def replay(self, core: _C.SeedReplay, last: Commit, *, compare: bool = True) -> None:
-        """Applies all records from the core's iteration to that of the commit `last`.
-
-        Checksums are compared at the ends of chunks, unless the machine that wrote a chunk may have had the wrong weights
+        """Applies all records from the core's iteration to that of the commit `last`. Where the log does not reach back so far
+        it is a LogGap. At the ends of chunks other weights are a ReplayMismatch, but where the writer may have had wrong ones
         (`compare` False).
-
-        Raises:
-            LogGap: The log does not reach back so far.
-            ReplayMismatch: The other machines had other weights at the end of a chunk.
         """
         founding = self.founding
         if core.iteration < founding.iteration:
@@ -102,10 +96,8 @@ class RunLog:
         return iteration % self._chunk == 0
 
     def pack(self, core: _C.SeedReplay) -> None:
-        """Writes the chunk that ends before the core's iteration, and earlier ones whose writer died before it wrote them.
-
-        Raises:
-            LogMoved: A record of these chunks has no key any more.
+        """Writes the chunk that ends before the core's iteration, and earlier ones whose writer died before it wrote them. A
+        record of them that has no key any more is a LogMoved.
         """
         last = core.iteration // self._chunk - 1
         missing = []
@@ -137,9 +129,8 @@ class RunLog:
         self._store.put_large(f"chunk/{number}", b"".join(records), **told)
 
     def _forget_records(self, number: int) -> None:
-        """Deletes the iterations' keys of chunk `number` and of those before it: no machine that waits for one is so late.
-
-        A chunk's first key is deleted last: if it is gone all are, and later machines need not look.
+        """Deletes the iterations' keys of chunk `number` and of those before it: no machine that waits for one is so late. A
+        chunk's first key is deleted last: if it is gone all are, and later machines need not look.
         """
         while iterations := self._iterations(number):
             if self._store.find(f"log/{iterations.start}") is None:

@@ -19,12 +19,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 15.0  # for the log, before another look a
 
 
 class Pace:
-    """T_apply (Just One Byte, algorithm 1), from measured times.
-
-    It measures whole iterations, from one commit to the next. The wait for others alone would be shorter, but a machine that
-    is always last would learn from it that no machine is ever late, and would drop the others the first time it is early.
-
-    The arguments are `StoreExchangeOptions.deadline_…`.
+    """T_apply (Just One Byte, algorithm 1), from measured times: of whole iterations, from one commit to the next. From the
+    wait for others alone a machine that is always last would learn that none is ever late, and would drop the others the first
+    time it is early. The arguments are `StoreExchangeOptions.deadline_…`.
     """
 
     def __init__(self, factor: float, least_s: float, most_s: float) -> None:
@@ -59,9 +56,7 @@ class Pace:
 
 class Member:
     """Joins, posts, looks, and proposes or waits, as long as `pace` says. The others have `timeout_s` for an iteration.
-
-    Attributes:
-        dropped: Number of machines whose message this machine no longer waited for.
+    `dropped` counts the machines whose message this machine no longer waited for.
     """
 
     def __init__(self, run: Run, head: Head, history: History, pace: Pace, timeout_s: float) -> None:
@@ -71,17 +66,11 @@ class Member:
 
     # ---- coming in (PROTOCOL.md, "Joining" and "Takeover") ----
     def join(self, core: _C.SeedReplay) -> Commit | None:
-        """Brings the core to the present and this machine into the quorum.
+        """Brings the core to the present and this machine into the quorum: sends a join request, unless one has no answer yet
+        or it is in already, and waits for the commit of the core's iteration, which may let it in; else begins again.
 
-        1. Brings the core to the present.
-        2. Sends a join request, unless one of this machine's has no answer yet or the machine is in the quorum already.
-        3. Waits for the commit of the core's iteration, which may let this machine in; else begins again.
-
-        Returns:
-            The commit of the core's iteration, after which this machine takes part; None if it takes part in this iteration.
-
-        Raises:
-            TimeoutError: The other machines are alive and commit nothing. Other errors as `History.bring` raises them.
+        Returns that commit, after which this machine takes part; None if it takes part in this iteration. It is a TimeoutError
+        where the other machines are alive and commit nothing; other errors are those of `History.bring`.
         """
         head = self._head
         head.look()
@@ -121,14 +110,10 @@ class Member:
 
     # ---- an iteration (PROTOCOL.md, "An iteration") ----
     def commit(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> Commit | None:
-        """Takes part in the core's iteration.
+        """Takes part in the core's iteration: posts its mail and counts, then looks at the others', at once if it is the last
+        of the quorum and from time to time until the commit is in the log. If no machine is waited for it proposes a record.
 
-        1. Posts: sets this machine's mail and counts. The last machine of the quorum to count looks at once.
-        2. Looks: reads the others' mail. If no machine is waited for any longer, proposes a record of the messages there are.
-        3. Waits for the commit in the log, and from time to time looks again.
-
-        Returns:
-            The commit, whose record need not be this machine's proposal; None if the others went on without this machine.
+        Returns the commit, whose record need not be this machine's proposal; None if the others went on without this machine.
         """
         iteration = core.iteration
         mail = _STEP.pack(lr, weight_decay) + message
@@ -162,11 +147,8 @@ class Member:
         return True
 
     def _mail(self, core: _C.SeedReplay, mine: bytes) -> tuple[dict[int, bytes], dict[int, str], int]:
-        """Reads the quorum's mail in one call.
-
-        Returns:
-            (mail with messages by machine, in the quorum's order; why the other machines' mail has none; number of join
-            requests).
+        """Reads the quorum's mail in one call: (that with messages by machine, in the quorum's order; why the other machines'
+        has none; number of join requests).
         """
         quorum = self._head.commit.quorum
         others = [machine for machine in quorum if machine != self._machine]

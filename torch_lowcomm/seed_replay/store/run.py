@@ -29,14 +29,9 @@ class Run:
 
     The keys `asks`, a number, and `ask/<1 … asks>` have the requests. A machine that died between the two left a number without
     a request.
-
-    Attributes:
-        store: The run's keys.
-        machine: This machine's number.
-        beat: Tells by name which machines are alive, and which were and are so no longer; set before this machine joins.
     """
 
-    beat: Heartbeat
+    beat: Heartbeat  # which machines are alive, by name, and which were and are so no longer; set before this one joins
 
     def __init__(self, store: PatientStore, machine: int) -> None:
         self.store, self.machine = store, machine
@@ -73,7 +68,6 @@ class Run:
 
     def ask(self, iteration: int, **founding: int) -> int:
         """Empties this machine's mail and puts a join request to the store, before the founding with `checksum` and `earlier`.
-
         Returns the request's number.
         """
         self.store.set(self.mail_of(self.machine), b"")
@@ -90,10 +84,8 @@ class Run:
         return [JoinRequest(**{name: told[name] for name in told.keys() & fields}) for told in found]
 
     def admitted(self, answered: int, count: int, iteration: int) -> list[int]:
-        """Answers the requests `answered` + 1 to `count`: returns the machines that may take part in an iteration.
-
-        They are in the order of their requests, and not too far behind. Deletes the keys of requests that were answered
-        earlier, a few at a time.
+        """Answers the requests `answered` + 1 to `count`: returns the machines that may take part in an iteration, not too far
+        behind, in their order. Deletes the keys of requests that were answered earlier, a few at a time.
         """
         if count == answered:
             return []

@@ -13,12 +13,9 @@ from torch_lowcomm.seed_replay.checkpoint import write_whole
 
 
 class Snapshots:
-    """The keys `snapshot` and `snapshot/<iteration>`, written on a separate thread.
-
-    Several machines may write at a time, because a link may take longer than the run from one snapshot to the next.
-    `compare_set` moves the key `snapshot` on, to later snapshots only.
-
-    The arguments are `StoreExchangeOptions.snapshot…`; `client` makes a client of the run's keys for the thread.
+    """The keys `snapshot` and `snapshot/<iteration>`, written on a thread with a client of its own. Several machines may write
+    at a time, as a link may be slow; `compare_set` moves `snapshot` on, to later ones only. The arguments are
+    `StoreExchangeOptions.snapshot…`.
     """
 
     def __init__(self, client: Callable[[], PatientStore], every: int, folder: Path | None) -> None:
@@ -43,9 +40,8 @@ class Snapshots:
         return self._every > 0 and iteration % self._every == 0 and self._save is not None
 
     def write(self, core: _C.SeedReplay, begun: int, forget: Callable[[PatientStore, int], None]) -> None:
-        """Takes a snapshot, and puts it to the store or the folder while the caller goes on; then deletes what it replaces.
-
-        `begun` is the run's first iteration at this store. `forget` deletes the log before an iteration, by a client.
+        """Puts a snapshot to the store or the folder while the caller goes on; then deletes what it replaces, by `forget` the
+        log before an iteration. `begun` is the run's first iteration at this store.
         """
         if self._save is None or (self._thread is not None and self._thread.is_alive()):
             return  # the link is slow, and one at a time is enough
@@ -105,12 +101,8 @@ class Snapshots:
 
     # ---- a machine that joins takes one ----
     def take(self, store: PatientStore, core: _C.SeedReplay, *, after: int) -> bool:
-        """Sets the core's weights to the latest snapshot; returns False if there is none of an iteration after `after`.
-
-        A damaged one is warned of, and the one before it is taken.
-
-        Raises:
-            ValueError: None has the iteration and checksum that the list says.
+        """Sets the core's weights to the latest snapshot; returns False if there is none of an iteration after `after`. A
+        damaged one is warned of, and the one before is taken; where none is as the list says it is a ValueError.
         """
         if self._load is None:
             return False
