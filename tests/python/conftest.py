@@ -103,12 +103,6 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 @pytest.fixture
-def port():
-    """A port that nobody has."""
-    return ranks.free_port()
-
-
-@pytest.fixture
 def store():
     """The store that outlives all machines."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

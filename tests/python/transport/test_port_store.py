@@ -7,6 +7,7 @@ import struct
 from datetime import timedelta
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from port_client import Stream
@@ -20,6 +21,12 @@ DEADLINE_S = 60.0
 MIB = 1 << 20
 # torch's own: csrc/distributed/c10d/TCPStoreBackend.hpp
 VALIDATE, GET = b"\x00" + struct.pack("<I", 0x3C85F7CE), 3
+
+
+@pytest.fixture
+def port():
+    """A port that no process listens on."""
+    return ranks.free_port()
 
 
 def _meet(r, port, seconds):
