@@ -54,9 +54,7 @@ class LoopState:
         return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
     def load(self, around: OptimizerAround, state_dict: Mapping[str, Any]) -> None:
-        """Loads what `packed` returned into the loop and the inner optimizer of `around`, or, where it raises, into none of
-        them.
-        """
+        """Loads what `packed` returned into the loop and the inner optimizer of `around`; where it raises, into none of them."""
         outer, inner = self._unpacked(state_dict)
         before = around.inner.state_dict()
         around.load_inner(inner)
