@@ -1,10 +1,9 @@
 """The environment variables that the package reads, and a warning about those that it does not know."""
 
 import difflib
-import logging
 from collections.abc import Iterable
 
-logger = logging.getLogger("torch_lowcomm")
+from torch_lowcomm._log import logger
 
 # tests/python/package/test_variables.py compares them with the sources. Those of setup.py are known, too.
 KNOWN = (

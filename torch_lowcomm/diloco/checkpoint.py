@@ -38,10 +38,15 @@ class LoopState:
         varying: dict[str, Any] = {}
         state = self._outer.state()
         for name, tensor in state.items():
+            # Inner steps: the run's, or those to a fragment's next message.
+            counts = name == "steps" or (name.startswith("fragment") and name.removeprefix("fragment").isdigit())
             if name.startswith("own."):
                 kept[name.removeprefix("own.")] = tensor
+            # Shapes that change between outer steps; distributed checkpoints need fixed ones.
+            elif name == "effective_ranks" or name.endswith(".factor") or (self._by_clock and counts):
+                varying[name] = tensor
             else:
-                (varying if _varies(name) or (self._by_clock and _counts_steps(name)) else equal)[name] = tensor
+                equal[name] = tensor
         steps = {"outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}
         content = packed({"outer": varying, **steps, "shared_crc": checksum(equal)})
         mine: dict[str, Any] = {"outer": kept, "packed": content, "inner": inner}
@@ -49,9 +54,7 @@ class LoopState:
         return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
     def load(self, around: OptimizerAround, state_dict: Mapping[str, Any]) -> None:
-        """Loads what `packed` returned into the loop and the inner optimizer of `around`, or, where it raises, into none of
-        them.
-        """
+        """Loads what `packed` returned into the loop and the inner optimizer of `around`; where it raises, into none of them."""
         outer, inner = self._unpacked(state_dict)
         before = around.inner.state_dict()
         around.load_inner(inner)
@@ -102,13 +105,3 @@ class LoopState:
         expect_checksum("DiLoCoX", shared, content["shared_crc"])
         kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
         return {**shared, **content["outer"], **kept}, unpacked(mine["inner"])
-
-
-def _counts_steps(name: str) -> bool:
-    """Whether a state tensor counts inner steps: the run's, or those to a fragment's next message."""
-    return name == "steps" or (name.startswith("fragment") and name.removeprefix("fragment").isdigit())
-
-
-def _varies(name: str) -> bool:
-    """Whether the shape of a state tensor changes between outer steps; distributed checkpoints need fixed shapes."""
-    return name == "effective_ranks" or name.endswith(".factor")

@@ -65,7 +65,9 @@ def _named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None)
                 f"{tuple(parameter.shape)}: pass the model that the optimizer was made of"
             )
         found.append((name, parameter))
-    left = _left_out(model, {id(parameter) for _, parameter in found})
+    given = {id(parameter) for _, parameter in found}
+    named = () if model is None else model.named_parameters()
+    left = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in given]
     if left:
         logger.warning(
             "DiLoCoX: expected an optimizer of all parameters of the model that require gradients, got one without %s%s: they "
@@ -74,11 +76,6 @@ def _named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None)
             f" and {len(left) - 3} others" if len(left) > 3 else "",
         )
     return found
-
-
-def _left_out(model: nn.Module | None, given: set[int]) -> list[str]:
-    named = () if model is None else model.named_parameters()
-    return [name for name, parameter in named if parameter.requires_grad and id(parameter) not in given]
 
 
 def sharing_ranks(tensors: Iterable[torch.Tensor]) -> set[int]:

@@ -95,8 +95,8 @@ class Heartbeat:
         return not there or there.startswith(self._nonce)
 
     def stop(self) -> None:
-        """Ends the signs of life, and tells the others, who need not wait for silence; returns even if the store does not
-        answer.
+        """Ends the signs of life, and tells the others, who need not wait for silence. It may be called any number of times,
+        and returns even if the store does not answer.
         """
         self._stop.set()
         for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited

@@ -40,8 +40,8 @@ class Connector:
         self._groups, self._id, self._site, self._options, self._timeout = store, machine_id, site, options, timeout
 
     def connect(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
-        """Connects this process's stripes; if a rank of the site cannot, none has. It is a DistBackendError where a machine or
-        a rank of the site did not come, or failed.
+        """Connects this process's stripes, or none where a rank of the site cannot; a machine or a rank that did not come, or
+        failed, is a DistBackendError.
         """
         rank = list(machines).index(self._id)
         backends: list[_C.LowcommBackend] = []

@@ -128,9 +128,7 @@ class PatientStore:
         return told, value
 
     def delete_large_later(self, key: str, size: int | None = None) -> bool:
-        """Deletes a value that `put_large` set, of `size` or as long as its head says, head first; returns whether it is
-        there.
-        """
+        """Deletes what `put_large` set, of `size` or as long as its head says, head first; returns whether it is there."""
         if size is None:
             head = self.find(key)
             if head is None:

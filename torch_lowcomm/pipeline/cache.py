@@ -1,6 +1,5 @@
 """The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
-import logging
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -12,9 +11,8 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
+from torch_lowcomm._log import logger
 from torch_lowcomm.pipeline.slots import Slot, Slots, move_slots
-
-_log = logging.getLogger(__name__)
 
 
 class Cache(NotCopied):
@@ -226,7 +224,7 @@ class Cache(NotCopied):
         if not entries:
             mine = self.state_dict()[_rank_key()][2] if folder else digest
             if mine != digest:
-                _log.info("cache: the slots in %s are not those of the checkpoint; both sides will compare", folder)
+                logger.info("cache: the slots in %s are not those of the checkpoint; both sides will compare", folder)
             return
         for _, memory, _ in self.slots.all():  # which channels hold
             for sample, _, _ in memory.table():

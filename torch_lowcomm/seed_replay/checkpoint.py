@@ -42,8 +42,7 @@ class Checkpointed(Protocol):
 
 
 class Checkpoint:
-    """Snapshots `snapshot-<iteration>.pt`, one `every` so many iterations, and from each on `log-<iteration>.bin` and its
-    checksums.
+    """Snapshots `snapshot-<iteration>.pt`, one `every` so many iterations, and from each on a `LogFile` `log-<iteration>.bin`.
 
     A record is written before the next iteration starts, so that a process that is killed loses one record at most. A snapshot
     gets its name when it is whole. The last two stay, with their logs: `core.log` reaches back to the one before the last, for
@@ -138,8 +137,8 @@ class Checkpoint:
 
 
 class LogFile:
-    """The records, one behind another, at `path`, and `<name>.crc`, an entry for each append. A process may be killed between
-    two writes: records come before their entry, and need none.
+    """The file `<name>.bin` of records, one behind another, at `path`, and `<name>.crc`, an entry for each append. A process
+    may be killed between two writes: records come before their entry, and need none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -147,9 +146,7 @@ class LogFile:
         self._bytes = self._crc = 0
 
     def read(self) -> bytes:
-        """Returns the records that are whole; what follows them is dropped, with a warning. It is a ValueError where others
-        were written.
-        """
+        """Returns the records that are whole; drops what follows, with a warning. Others in their place are a ValueError."""
         records = self._path.read_bytes() if self._path.exists() else b""
         sums = self._sums.read_bytes() if self._sums.exists() else b""
         whole_entries = _ENTRY.iter_unpack(sums[: len(sums) // _ENTRY.size * _ENTRY.size])

@@ -36,9 +36,7 @@ class Lead:
         return value
 
     def tell(self, step: str, *, number: int = 0, data: bytes = b"", act: Callable[[], Any]) -> Any:
-        """On the first rank, inside `__call__`: tells the others a step, and returns the result of `act`, the first rank's
-        part.
-        """
+        """On the first rank, inside `__call__`: tells the others a step, and returns the result of `act`, its own part."""
         self._send(["step", number, step], data)
         value = self._acted(act)
         self._send(["did", 0, step])

@@ -26,9 +26,7 @@ class Meeting:
     exchange: Exchange | None
 
     def expect(self, ranks: Sequence[int]) -> str:
-        """Returns the name of the one way. More ways, a part of one, or a group with another of the machine's `ranks`:
-        ValueError.
-        """
+        """Returns the one way's name; ValueError for more, a part of one, or a group with another of the machine's `ranks`."""
         ways = {"group": self.group, "store": self.store, "exchange": self.exchange}
         given = [name for name, way in ways.items() if way is not None]
         if len(given) > 1:

@@ -21,9 +21,7 @@ _TIMES = 10
 
 
 class Measure:
-    """Evaluates losses, the means of the machine's ranks, in eval mode and without gradients, until there are enough or time
-    is over.
-    """
+    """Evaluates losses, the means over ranks, in eval mode and without gradients, until there are enough or time is over."""
 
     def __init__(
         self,

@@ -46,7 +46,9 @@ def norms(x: Tensor) -> Tensor:
 
 
 def states_elements(codec: Codec) -> bool:
-    """Whether a codec states the error of a single element, not one that rotates, chooses or follows a mean (`range=l2`)."""
+    """Whether a codec states an element's error: not one that rotates, chooses (`topk`) or follows a mean (`sign1`,
+    `range=l2`).
+    """
     name, options = _parts(codec)
     return not (
         name.startswith("gauss")

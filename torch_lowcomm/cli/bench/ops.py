@@ -140,9 +140,7 @@ class Case:
                 work.wait()
 
     def expected(self, codec: Codec | None) -> list[tuple[Tensor, ExpectedElements]]:
-        """Returns the pieces of this rank's result, 1-D, each with its expected value; `codec` is that of the op's messages,
-        if any.
-        """
+        """Returns the pieces of this rank's result, 1-D, each with its expected value; `codec` is that of messages, if any."""
         name, count = self.op.name, self.count
         everyone = range(self.ranks)
         if name == "all_reduce":

@@ -24,9 +24,7 @@ class History:
         self._every, self._resync = options.snapshot_every, options.resync
 
     def bring(self, core: _C.SeedReplay) -> None:
-        """Applies all records to the head's iteration, or raises as `StoreExchange.join` says. A snapshot may take the core
-        further.
-        """
+        """Applies all records to the head's iteration, or raises as `StoreExchange.join` says; a snapshot may lead further."""
         commit = self._head.commit
         if core.iteration > commit.iteration + 1:
             raise ValueError(
@@ -48,7 +46,7 @@ class History:
                 return
 
     def resynced(self, core: _C.SeedReplay, why: Exception) -> bool:
-        """With `resync`, sets weights that are not the run's to a snapshot and applies the records since; returns whether it
+        """With `resync`, sets weights that are not the run's to a snapshot, and applies the records since. Returns whether it
         did.
         """
         if not (self._resync and self._snapshots.take(self._store, core, after=-1)):
