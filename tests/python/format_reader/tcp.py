@@ -57,7 +57,7 @@ class Channel:
         connection.settimeout(None)
         self._lock = threading.Lock()
         self._come = self._number = 0
-        self._delivered: dict[int, threading.Event] = defaultdict(threading.Event)
+        self._delivered: dict[int, threading.Event] = {}
         self._messages: dict[int, queue.SimpleQueue[bytes | None]] = defaultdict(queue.SimpleQueue)
         self._offered: dict[int, int] = {}  # tags, by number
         self._ended = threading.Event()
@@ -69,8 +69,9 @@ class Channel:
         with self._lock:
             number = self._number
             self._number += 1
+            delivered = self._delivered[number] = threading.Event()
             self._write(record(MESSAGE, tag, number, len(data)), data)
-        return self._delivered[number]
+        return delivered
 
     def receive(self, tag: int) -> bytes:
         """The next message of the tag.
