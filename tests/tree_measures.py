@@ -40,11 +40,8 @@ WANTED = {
     "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
-    "lines of csrc": (1, 46_350),
-    # Raised by 50 for the objects that DiLoCoX, SeedReplay, Cache and TwoLevel became: no class is over 250 lines since.
-    "lines of torch_lowcomm": (1, 20_250),
-    "lines of tests": (1, 61_800),
-    "lines of benchmark programs": (1, 15_500),
+    "lines of csrc": (1, 45_040),
+    "lines of tests": (1, 59_400),
 }
 # Comments that name no subject ("Of a receive: the sender"), or nobody in a null's place.
 _PRIVATE = re.compile(
