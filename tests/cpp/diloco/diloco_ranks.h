@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "diloco/diloco.h"
-#include "engine_queue.h"
 #include "ranks_on_threads.h"
 #include "tensors.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine_queue.h"
+#include "engine/op_queue.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {

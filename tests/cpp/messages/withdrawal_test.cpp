@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine_queue.h"
+#include "engine/op_queue.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {

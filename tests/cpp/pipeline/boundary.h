@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine_queue.h"
+#include "engine/op_queue.h"
 #include "p2p_cases.h"
 #include "pipeline/boundary_channel.h"
 
