@@ -170,10 +170,8 @@ std::exception_ptr OpContext::givenUp(const Cancellation::Cause& cause) const {
 }
 
 void OpContext::refused(int peer, const std::string& why) const {
-  throw PeerRefusal("lowcomm: " + op +
-                    " failed, a rank could not send its part: " + (why.empty() ? "it gave no reason" : why) + " [op " +
-                    op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", told by " +
-                    group.rankName(peer) + " to " + group.rankName(group.rank()) + "]");
+  const std::string reason = why.empty() ? "it gave no reason" : why;
+  throw PeerRefusal(story(peer, group.rankName(peer) + " could not send its part: " + reason), peer);
 }
 
 void OpContext::fail(int peer, const std::string& why) const {

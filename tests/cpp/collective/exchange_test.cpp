@@ -294,7 +294,7 @@ TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
         says.codec = codec;
         const Outcome outcome = converseWith(says, {{FrameKind::error, reason}});
         EXPECT_TRUE(outcome.is<PeerRefusal>()) << op << " " << codec << ": " << outcome.what();
-        EXPECT_TRUE(holds(outcome.what(), {"told by rank 1", *reason ? reason : "it gave no reason"}));
+        EXPECT_TRUE(holds(outcome.what(), {"rank 1 could not send its part", *reason ? reason : "it gave no reason"}));
       }
     }
   }
