@@ -50,6 +50,9 @@ class Outcome {
 
   const std::string& what() const { return text_; }
 
+  // what() without the op's numbers at its end, of which bytes and seconds differ between runs.
+  std::string story() const { return text_.substr(0, text_.find(" [op")); }
+
  private:
   template <class... E>
   void note(const std::exception& e) {

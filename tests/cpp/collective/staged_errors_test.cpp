@@ -38,7 +38,7 @@ std::vector<std::string> told(int size, const std::string& name, Staging staging
   Ranks ranks(size);
   std::vector<std::string> texts;
   for (const auto& outcome : ranks.run(name, on(staging, op)))
-    texts.push_back(outcome.what());
+    texts.push_back(outcome.story());
   // The group goes on.
   ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, DeviceCodec* device_codec) {
                     auto& fine = memory.of(1000, 1);
@@ -121,9 +121,7 @@ std::string attributed(Staging staging, int frame, const std::string& name, cons
   });
   const auto outcomes = ranks.run(name, on(staging, op));
   EXPECT_TRUE(outcomes[0].is<PeerError>()) << outcomes[0].what();
-  // Without what was under way then: bytes and seconds.
-  const std::string text = outcomes[0].what();
-  return text.substr(0, text.find(" [op"));
+  return outcomes[0].story();
 }
 
 TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {

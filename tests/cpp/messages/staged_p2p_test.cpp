@@ -24,7 +24,7 @@ std::vector<std::string> told(Ranks& ranks, unsigned staging, const Tensor& sent
     const PostedReceive posted =
         rank == 0 ? postSend(engine, sent, 1, 0, device_codec.get()) : postRecv(engine, got, 0, 0, device_codec.get());
     EXPECT_TRUE(posted.outcome.ok());
-    texts[rank] = finish(engine, posted.message).what();
+    texts[rank] = finish(engine, posted.message).story();
     if (crossed && device_codec) crossed->push_back(device_codec->hostBytes() + device_codec->deviceBytes());
   });
   return texts;
