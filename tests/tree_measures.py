@@ -40,7 +40,7 @@ WANTED = {
     "MB of benchmarks/results": (0, 4),
 }
 BOUNDS = WANTED | {
-    "lines of csrc": (1, 45_060),
+    "lines of csrc": (1, 45_020),
     "lines of tests": (1, 59_400),
 }
 # Comments that name no subject ("Of a receive: the sender"), or nobody in a null's place.

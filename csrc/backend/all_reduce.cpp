@@ -19,35 +19,20 @@ namespace {
 
 constexpr const char* kOp = "all_reduce";
 
-// Reduces `terms` to `sum`, element by element.
-void combine(at::Tensor sum, const Tensors& terms, ReduceKind kind) {
+// Reduces `terms` to `sum`, element by element, in their order. Both are host tensors of one type, `sum` contiguous.
+void combine(const at::Tensor& sum, const Tensors& terms, ReduceKind kind) {
   at::NoGradGuard no_grad;
-  sum.copy_(terms[0]);
-  for (size_t i = 1; i < terms.size(); ++i) {
-    switch (kind) {
-      case ReduceKind::sum:
-        sum.add_(terms[i]);
-        break;
-      case ReduceKind::product:
-        sum.mul_(terms[i]);
-        break;
-      case ReduceKind::min:
-        at::minimum_out(sum, sum, terms[i]);
-        break;
-      case ReduceKind::max:
-        at::maximum_out(sum, sum, terms[i]);
-        break;
-      case ReduceKind::bit_and:
-        sum.bitwise_and_(terms[i]);
-        break;
-      case ReduceKind::bit_or:
-        sum.bitwise_or_(terms[i]);
-        break;
-      case ReduceKind::bit_xor:
-        sum.bitwise_xor_(terms[i]);
-        break;
-    }
+  const DType dtype = wireType(sum.scalar_type());
+  const auto n = static_cast<uint64_t>(sum.numel());
+  std::vector<std::byte> total(n * itemBytes(accumulatorType(dtype)));
+  for (size_t i = 0; i < terms.size(); ++i) {
+    const at::Tensor term = terms[i].contiguous();
+    if (i == 0)
+      reduceAssign(total.data(), term.const_data_ptr(), dtype, n);
+    else
+      reduceInto(total.data(), term.const_data_ptr(), dtype, kind, n);
   }
+  reduceFinish(sum.mutable_data_ptr(), total.data(), dtype, n, /*average_over=*/0);
 }
 
 // `results`: the caller's tensors, which `tensors` are or view; or, with `as_one`, host tensors whose reduction is the
@@ -84,11 +69,11 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Te
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                      OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (as_one) {
-    buffers->run = asCaller(
-        [reduce = std::move(buffers->run), sum = tensors[0], results, kind = reduction.kind](OpContext& context) {
-          combine(sum, results, kind);
-          reduce(context);
-        });
+    buffers->run = [reduce = std::move(buffers->run), sum = tensors[0], results,
+                    kind = reduction.kind](OpContext& context) {
+      combine(sum, results, kind);
+      reduce(context);
+    };
     for (const at::Tensor& result : results)
       buffers->copies_out.emplace_back(result, tensors[0]);
   }
@@ -98,7 +83,7 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Te
   return parts.issuer.submit({op, kOp, sequence, exact}, tensors, results, queue, std::move(buffers));
 }
 
-// What ranks compare of an op that the inner backend serves under a policy.
+// The fields that ranks compare before the inner backend serves an op under a policy.
 std::optional<KeyValues> described(GroupParts& parts, const Tensors& tensors, const c10d::ReduceOp& op) {
   return parts.inner.describe(kOp, tensors, {{"reduce op", reduceOpName(op)}});
 }

@@ -23,7 +23,7 @@ namespace lowcomm {
 namespace {
 
 KeyValues greeting(const Settings& settings) {
-  KeyValues description{{
+  return {{
       {"wire_version", std::to_string(kWireVersion)},
       {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},
@@ -33,7 +33,6 @@ KeyValues greeting(const Settings& settings) {
       {"secret", settings.secret ? "yes" : "no"},
       {"nccl", settings.nccl ? "1" : "0"},
   }};
-  return description;
 }
 
 GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoch) {
@@ -59,7 +58,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
   try {
     group.resolve();
     endpoint = tcp::Endpoint::shared();
-    if (group.settings().nccl && !parts_.backend.get()) {
+    if (group.settings().nccl && !parts_.inner_backend.get()) {
       throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
     }
     static std::atomic<uint64_t> groups{0};
@@ -108,7 +107,7 @@ void LowcommBackend::release() {
   blocking([&] {
     if (group.isHere()) group.callbacks->stop();
     group.close();
-    parts_.backend.close();
+    parts_.inner_backend.close();
   });
   leaveRegistry();
 }
@@ -130,13 +129,13 @@ void LowcommBackend::breakOff() {
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
   translated([&] { checkTimeout(timeout); });
   parts_.group.options->timeout = timeout;
-  if (BackendPtr inner = parts_.backend.ifMade()) inner->setTimeout(timeout);
+  if (BackendPtr inner = parts_.inner_backend.ifMade()) inner->setTimeout(timeout);
   if (Engine* engine = parts_.group.running()) engine->setTimeout(timeout);
 }
 
 void LowcommBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  if (BackendPtr inner = parts_.backend.ifMade()) inner->setGroupUid(uid);
+  if (BackendPtr inner = parts_.inner_backend.ifMade()) inner->setGroupUid(uid);
 }
 
 BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -181,39 +180,39 @@ c10::intrusive_ptr<Options> LowcommBackend::childOptions(
 
 void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  if (BackendPtr inner = parts_.backend.get()) inner->eagerConnectSingleDevice(device);
+  if (BackendPtr inner = parts_.inner_backend.get()) inner->eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType LowcommBackend::getError() {
   Engine* engine = parts_.group.running();
   if (engine && !engine->endedWhy().empty()) return c10d::ErrorType::COMM_ERROR;
-  const BackendPtr inner = parts_.backend.ifMade();
+  const BackendPtr inner = parts_.inner_backend.ifMade();
   return inner ? inner->getError() : c10d::ErrorType::SUCCESS;
 }
 
 // The following calls go to the inner backend; without one c10d's own answer reports that none exists.
 std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
-  const BackendPtr inner = parts_.backend.get();
+  const BackendPtr inner = parts_.inner_backend.get();
   return inner ? inner->getMemAllocator() : c10d::Backend::getMemAllocator();
 }
 
 at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
-  const BackendPtr inner = options.device().is_cpu() ? nullptr : parts_.backend.get();
+  const BackendPtr inner = options.device().is_cpu() ? nullptr : parts_.inner_backend.get();
   return inner ? inner->allocateTensor(size, options) : c10d::Backend::allocateTensor(size, options);
 }
 
 bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  const BackendPtr inner = parts_.backend.get();
+  const BackendPtr inner = parts_.inner_backend.get();
   return inner && inner->supportsTensorAlloc(device);
 }
 
 void LowcommBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  const BackendPtr inner = parts_.backend.get();
+  const BackendPtr inner = parts_.inner_backend.get();
   inner ? inner->registerOnCompletionHook(std::move(hook)) : c10d::Backend::registerOnCompletionHook(std::move(hook));
 }
 
 void LowcommBackend::enableCollectivesTiming() {
-  const BackendPtr inner = parts_.backend.get();
+  const BackendPtr inner = parts_.inner_backend.get();
   inner ? inner->enableCollectivesTiming() : c10d::Backend::enableCollectivesTiming();
 }
 
@@ -221,14 +220,14 @@ void LowcommBackend::abort() {
   if (Engine* engine = parts_.group.running(/*stop=*/true))
     blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
   if (!parts_.group.isHere()) return;
-  if (BackendPtr inner = parts_.backend.ifMade()) inner->abort();
+  if (BackendPtr inner = parts_.inner_backend.ifMade()) inner->abort();
 }
 
 void LowcommBackend::shutdown() {
   parts_.group.stop();
   leaveRegistry();
   if (!parts_.group.isHere()) return;
-  if (BackendPtr inner = parts_.backend.ifMade()) inner->shutdown();
+  if (BackendPtr inner = parts_.inner_backend.ifMade()) inner->shutdown();
 }
 
 std::string LowcommBackend::flightRecord() {

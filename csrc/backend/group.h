@@ -109,7 +109,7 @@ class InnerBackend {
   // Releases it. Call it when no op can be in progress any more.
   void close();
 
-  // The backend, or null without `nccl` or where there is none.
+  // Returns the backend; null without `nccl`, or where torch or the machine has none.
   BackendPtr get();
 
   // get() if it has been made already; otherwise null.

@@ -14,15 +14,15 @@ namespace lowcomm {
 struct GroupParts {
   // `owner` is that backend.
   GroupParts(c10d::Backend& owner, c10::intrusive_ptr<Options> options, StorePtr store, MakeNccl make)
-      : group(owner, std::move(options)), backend(group, std::move(store), std::move(make)) {}
+      : group(owner, std::move(options)), inner_backend(group, std::move(store), std::move(make)) {}
 
   Group group;
-  InnerBackend backend;
+  InnerBackend inner_backend;
   DrawCounter draws{group};
   CodecChooser codecs{group};
-  Coalescing blocks{group, backend};
-  OpIssuer issuer{group, backend, codecs, blocks};
-  InnerOps inner{group, backend, codecs, blocks, issuer};
+  Coalescing blocks{group, inner_backend};
+  OpIssuer issuer{group, inner_backend, codecs, blocks};
+  InnerOps inner{group, inner_backend, codecs, blocks, issuer};
 };
 
 }  // namespace lowcomm

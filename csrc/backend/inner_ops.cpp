@@ -19,12 +19,6 @@ uint64_t bytesOf(const Tensors& tensors) {
   return bytes;
 }
 
-Exchange exchangeOf(const KeyValues& description) {
-  Exchange exchange;
-  exchange.description = description;
-  return exchange;
-}
-
 MessageSummary describedTensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return {"undefined", "0"};
   const DType dtype = wireType(tensor.scalar_type());
@@ -73,9 +67,9 @@ void InnerOps::refuse(const Op& op) const {
 WorkPtr InnerOps::serve(const Op& op, const Call& call) {
   group_.expectLiving(op.name);
   if (op.description) {
-    issuer_.runAndWait(op.name, op.sequence, [exchange = exchangeOf(*op.description)](OpContext& context) {
-      runExchange(context, exchange);
-    });
+    Exchange exchange;
+    exchange.description = *op.description;
+    issuer_.runAndWait(op.name, op.sequence, [exchange](OpContext& context) { runExchange(context, exchange); });
   }
   InnerOpAccount about = accountOf(op);
   NoPythonObjects guard;

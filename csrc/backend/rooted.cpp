@@ -34,14 +34,14 @@ WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::Broadcas
                              [tensors, opts](c10d::Backend& inner) mutable { return inner.broadcast(tensors, opts); });
   }
   parts.group.expectLiving(kOp);
-  // Of several tensors in one call c10d sends the root's `rootTensor`, and writes it to all of them.
+  // c10d sends the root's tensor number `rootTensor`, and every rank writes it to all tensors of the call.
   const size_t which = root == parts.group.rank ? static_cast<size_t>(opts.rootTensor) : 0;
   TORCH_CHECK_VALUE(which < tensors.size(), "lowcomm: broadcast: expected a root tensor of 0...", tensors.size() - 1,
                     ", got ", opts.rootTensor);
   const at::Tensor& sent = tensors[which];
   const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, {sent});
   const bool exact = codecs[0].id == CodecId::none;
-  const bool only_reads = exact && root == parts.group.rank;  // what others decode differs from what is encoded
+  const bool only_reads = exact && root == parts.group.rank;  // a coded root writes the values that the others decode
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_VALUE(tensor.sizes() == sent.sizes() && tensor.options().type_equal(sent.options()),
                       "lowcomm: broadcast of several tensors: expected ", sent.scalar_type(), sent.sizes(), " on ",

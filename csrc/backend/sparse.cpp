@@ -3,6 +3,7 @@
 //   2. They gather each other's indices and values, in one exchange.
 //   3. Each concatenates them in rank order and coalesces: all have the same bits.
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
 
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "collective/op_context.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
+#include "tensor/python_state.h"
 #include "tensor/wire_type.h"
 
 namespace lowcomm {
@@ -77,11 +79,13 @@ WorkPtr issueAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::Al
                     reduceOpName(opts.reduceOp));
   auto buffers = std::make_shared<OpBuffers>();
   const uint64_t sequence = ++parts.group.sequence;  // of both exchanges
-  buffers->run = asCaller([tensor = tensors[0]](OpContext& context) {
+  NoPythonObjects guard;
+  buffers->run = [tensor = tensors[0], state = std::make_shared<at::ThreadLocalState>()](OpContext& context) {
+    at::ThreadLocalStateGuard restored(*state);  // an inference tensor is written in inference mode alone
     at::NoGradGuard no_grad;
     at::Tensor out = tensor;
     out.copy_(sumOfRanks(context, tensor.coalesce()));
-  });
+  };
   return parts.issuer.submit({c10d::OpType::ALLREDUCE, kOp, sequence, /*exact=*/true}, tensors, tensors, nullptr,
                              std::move(buffers));
 }

@@ -23,11 +23,11 @@ void agree(OpContext& op, const KeyValues& mine) {
     peers.emplace_back(op, (rank - d + size) % size, FrameKind::hello, Lane::control, op.first_tag + kAgreementTag)
         .post();
   for (TextExchange& peer : peers)
-    peer.say(text);
+    peer.send(text);
 
   std::string differs;
   for (TextExchange& peer : peers) {
-    const KeyValues theirs = peer.hear("waiting for what it agrees to");
+    const KeyValues theirs = peer.receive("waiting for what it agrees to");
     peer.settle("sending what to agree on");
     try {
       expectSameFields(mine, rank, theirs, peer.peer());

@@ -19,8 +19,7 @@ namespace lowcomm {
 namespace {
 
 KeyValues descriptionOf(const OpContext& op) {
-  KeyValues description{{{"op", op.op}}};
-  return description;
+  return {{{"op", op.op}}};
 }
 
 // The description of the op each way between this rank and another.
@@ -28,9 +27,10 @@ TextExchange greeting(OpContext& op, int peer) {
   return {op, peer, FrameKind::control, Lane::bulk, op.first_tag};
 }
 
-// The peer has come to the same barrier, or is blamed. `doing` and `deadline` as OpContext::wait.
-void hear(OpContext& op, TextExchange& greeting, const char* doing, std::chrono::milliseconds deadline) {
-  const KeyValues theirs = greeting.hear(doing, deadline);
+// Waits until the peer has come to the same barrier; else throws an error that names it. `doing` and `deadline` as
+// OpContext::wait.
+void receive(OpContext& op, TextExchange& greeting, const char* doing, std::chrono::milliseconds deadline) {
+  const KeyValues theirs = greeting.receive(doing, deadline);
   op.attribute(greeting.peer(), [&] { expectSameFields(descriptionOf(op), op.rank(), theirs, greeting.peer()); });
 }
 
@@ -52,7 +52,8 @@ void waitForRanks(OpContext& op, std::vector<TextExchange>& ranks, std::chrono::
                                    ", got " + std::to_string(greeting.peer() - 1));
     }
     try {
-      hear(op, greeting, "waiting for it to come to a monitored barrier", std::max(left, std::chrono::milliseconds(1)));
+      receive(op, greeting, "waiting for it to come to a monitored barrier",
+              std::max(left, std::chrono::milliseconds(1)));
     } catch (const TransferError& error) {
       if (error.kind == TransportError::Kind::cancelled) throw;
       if (first < 0) first = greeting.peer();
@@ -83,17 +84,17 @@ void monitoredBarrier(OpContext& op, std::chrono::milliseconds timeout, bool wai
       ranks.emplace_back(greeting(op, peer)).post();
     waitForRanks(op, ranks, timeout, wait_all_ranks);
     for (TextExchange& rank : ranks)
-      rank.say(descriptionOf(op).text());
+      rank.send(descriptionOf(op).text());
     for (TextExchange& rank : ranks)
       rank.settle("answering in a monitored barrier");
   } else {
     TextExchange with_first = greeting(op, 0);
     with_first.post();
-    with_first.say(descriptionOf(op).text());
+    with_first.send(descriptionOf(op).text());
     try {
       // Rank 0 judges by the time-out; another rank that gave up first would not hear who is missing.
       const std::chrono::milliseconds deadline(op.group.timeout_ms.load());
-      hear(op, with_first, "waiting for rank 0's answer in a monitored barrier", std::max(deadline, 2 * timeout));
+      receive(op, with_first, "waiting for rank 0's answer in a monitored barrier", std::max(deadline, 2 * timeout));
       with_first.settle("coming to a monitored barrier");
     } catch (const TransferError& error) {
       throw TransferError("lowcomm: Rank " + std::to_string(op.rank()) +

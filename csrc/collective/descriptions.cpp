@@ -100,11 +100,11 @@ std::map<int, Descriptions::FrameCounts> Descriptions::exchangeCounts() const {
   for (TextExchange& peer : peers) {
     KeyValues mine{{{"frames sent", std::to_string(conversation_.sent(peer.peer()))},
                     {"frames expected", std::to_string(conversation_.posted(peer.peer()))}}};
-    peer.say(mine.text());
+    peer.send(mine.text());
   }
   std::map<int, FrameCounts> theirs;
   for (TextExchange& peer : peers) {
-    const KeyValues counts = peer.hear("waiting for its frame counts");
+    const KeyValues counts = peer.receive("waiting for its frame counts");
     peer.settle("sending frame counts");
     op_.attribute(peer.peer(), [&] {
       theirs[peer.peer()] = {numberOf(counts, "frames sent"), numberOf(counts, "frames expected")};

@@ -52,14 +52,13 @@ MessageSummary MessageSummary::as(const std::string& type_name, const std::strin
 }
 
 KeyValues describe(const std::string& op, const std::vector<MessageSummary>& messages) {
-  KeyValues description{{
+  return {{
       {"op", op},
       {"tensors", std::to_string(messages.size())},
       {"dtype", joined(messages, &MessageSummary::dtype)},
       {"elements a rank", joined(messages, &MessageSummary::elements)},
       {"codec", joined(messages, &MessageSummary::codec)},
   }};
-  return description;
 }
 
 KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,

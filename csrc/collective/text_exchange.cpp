@@ -22,7 +22,7 @@ void TextExchange::post() {
   receiving_ = op_.begin(peer_, [&] { return op_.group.transport.irecv(lane_, peer_, tag_, BufferPool::span(in_)); });
 }
 
-void TextExchange::say(const std::string& text) {
+void TextExchange::send(const std::string& text) {
   out_ = op_.group.frames.take(kFrameHeaderBytes + text.size());
   const size_t bytes = sealText(out_.get(), op_.header(kind_), text);
   sending_ = op_.begin(
@@ -30,7 +30,7 @@ void TextExchange::say(const std::string& text) {
   op_.counters.wire_bytes += bytes;
 }
 
-KeyValues TextExchange::hear(const char* doing, std::optional<std::chrono::milliseconds> deadline) {
+KeyValues TextExchange::receive(const char* doing, std::optional<std::chrono::milliseconds> deadline) {
   op_.wait(*receiving_, peer_, doing, std::nullopt, deadline);
   KeyValues theirs;
   op_.attribute(peer_, [&] { theirs = fieldsIn(op_, kind_, BufferPool::span(in_)); });

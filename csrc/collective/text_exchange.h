@@ -27,16 +27,16 @@ class TextExchange {
   // `kind` and `tag` are equal on both sides.
   TextExchange(OpContext& op, int peer, FrameKind kind, Lane lane, uint32_t tag);
 
-  // Posts the receive; before the peer says anything.
+  // Posts the receive. Call it before the peer sends.
   void post();
 
   // Hands this rank's text to the transport.
-  void say(const std::string& text);
+  void send(const std::string& text);
 
-  // Waits for the peer's, for `deadline` where it is given, as OpContext::wait, whose literals `doing` are.
-  KeyValues hear(const char* doing, std::optional<std::chrono::milliseconds> deadline = std::nullopt);
+  // Waits for the peer's fields and returns them. `doing` and `deadline` as OpContext::wait.
+  KeyValues receive(const char* doing, std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
-  // Waits until this rank's has left.
+  // Waits until this rank's text has been sent.
   void settle(const char* doing);
 
   int peer() const { return peer_; }

@@ -48,8 +48,7 @@ uint32_t handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& 
 }
 
 void refuseHandshake(Rendezvous& rendezvous, int rank, const std::string& why) {
-  KeyValues notice{{{"error", why}}};
-  rendezvous.set(keyOf(rank), notice.text());
+  rendezvous.set(keyOf(rank), KeyValues{{{"error", why}}}.text());
 }
 
 }  // namespace lowcomm

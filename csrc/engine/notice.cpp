@@ -95,8 +95,7 @@ std::string NoticeBoard::first(std::chrono::milliseconds patience) {
 namespace {
 
 std::string textOf(const OpNotice& word) {
-  KeyValues text{{{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}}};
-  return text.text();
+  return KeyValues{{{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}}}.text();
 }
 
 // Throws WireError.

@@ -51,8 +51,7 @@ struct OpNotice {
   Cancellation::Cause cause;
 };
 
-// Words of ops that ranks give up, over the control lane.
-// Thread-safe.
+// Words of ops that ranks give up, over the control lane. Thread-safe.
 class OpNotices {
  public:
   // `received` gets each message, and `spoilt` the reason if a peer sent an invalid one, after which no more are read

@@ -73,8 +73,7 @@ Announcement Announcement::parse(std::string_view text) {
 }
 
 std::string Withdrawal::text() const {
-  KeyValues all{{{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}}};
-  return all.text();
+  return KeyValues{{{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}}}.text();
 }
 
 std::string AnySourceMessage::text() const {
@@ -102,11 +101,11 @@ AnySourceMessage AnySourceMessage::parse(std::string_view text) {
 }
 
 std::string CancelMessage::text() const {
-  KeyValues all{{{"given up", std::to_string(first_tag)},
-                 {"number", std::to_string(number)},
-                 {"by", std::to_string(cause.by)},
-                 {"why", cause.why}}};
-  return all.text();
+  return KeyValues{{{"given up", std::to_string(first_tag)},
+                    {"number", std::to_string(number)},
+                    {"by", std::to_string(cause.by)},
+                    {"why", cause.why}}}
+      .text();
 }
 
 CancelMessage CancelMessage::parse(std::string_view text) {

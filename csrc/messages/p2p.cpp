@@ -171,7 +171,7 @@ void P2p::lost(int peer, const TransportError& why) {
     for (const auto& message : flow.unannounced)
       message->lose(why);
     for (const auto& message : flow.under_way)
-      if (message->op.cancellation) message->op.cancellation->endGroup();
+      message->op.cancellation->endGroup();
   }
   any_source_->lose(why);
   changed_.notify_all();
@@ -181,7 +181,7 @@ void P2p::lost(int peer, const TransportError& why) {
 void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
   flow.under_way.push_back(message);
   const bool gets_no_answer = is_over_ || lost_.contains(message->peer);
-  if (gets_no_answer && message->op.cancellation) message->op.cancellation->endGroup();
+  if (gets_no_answer) message->op.cancellation->endGroup();
 }
 
 // With the lock. Null: it is through, or has not been posted.
@@ -200,7 +200,7 @@ void P2p::breakWaits() {
     is_over_ = true;
     for (const auto& [key, flow] : flows_) {
       for (const auto& message : flow.under_way)
-        if (message->op.cancellation) message->op.cancellation->endGroup();
+        message->op.cancellation->endGroup();
     }
   }
   for (int peer = 0; peer < group_.size(); ++peer)

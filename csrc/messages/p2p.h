@@ -93,10 +93,10 @@ class P2p {
   //    from there on it is a receive from that rank. Other offers are kept for the next such receive.
   void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
-  // Cancels a message, for `why`, on both ranks; `message` is of a tag. Its other end
-  // fails when the cancel comes there or it is posted, and the flow's next message meets the next receive: both have
-  // been counted. finish() throws PeerRefusal with the rank and the reason; a message in progress may still succeed.
-  // False if the message is through, or was cancelled before. Does not wait.
+  // Cancels a message, for `why`, on both ranks; `message` is of a tag. Its other end fails when the cancel comes there
+  // or it is posted, and the flow's next message meets the next receive: both have been counted. finish() throws
+  // PeerRefusal with the rank and the reason; a message in progress may still succeed. False if the message is through,
+  // or was cancelled before. Does not wait.
   // 1. The rank that cancels it closes the message's tags and sends the peer a CancelMessage. A sender that does not
   //    know the tags, because no receive was announced, does both when one is.
   // 2. The peer closes the tags too and answers: a sender once it has posted the message, because its answer has the

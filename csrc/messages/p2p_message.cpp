@@ -193,7 +193,7 @@ void P2pSend::sendErrors(uint32_t frames, const std::string& reason) {
 
 void P2pSend::start(size_t k, std::span<const std::byte> frame) {
   try {
-    const auto held = op.cancellation ? op.cancellation->hold(peer) : std::unique_lock<std::mutex>();
+    const auto held = op.cancellation->hold(peer);
     transfers_.push_back(op.group.transport.isend(Lane::bulk, peer, transportTag(k), frame));
   } catch (const TransportError& error) {
     lost_ = error;

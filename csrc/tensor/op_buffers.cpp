@@ -1,9 +1,5 @@
 #include "tensor/op_buffers.h"
 
-#include <ATen/ThreadLocalState.h>
-
-#include "tensor/python_state.h"
-
 namespace lowcomm {
 namespace {
 
@@ -153,15 +149,6 @@ void OpBuffers::finish(DeviceQueue* queue) {
   } else {
     copy();
   }
-}
-
-std::function<void(OpContext&)> asCaller(std::function<void(OpContext&)> run) {
-  NoPythonObjects guard;
-  auto state = std::make_shared<at::ThreadLocalState>();
-  return [run = std::move(run), state](OpContext& context) {
-    at::ThreadLocalStateGuard restored(*state);
-    run(context);
-  };
 }
 
 }  // namespace lowcomm

@@ -78,8 +78,4 @@ struct OpBuffers {
   uint64_t to_host = 0;  // bytes of values
 };
 
-// `run` with the thread-local state of the thread that calls this (inference mode, autograd), Python objects aside. For
-// an op that computes with tensors on the worker.
-std::function<void(OpContext&)> asCaller(std::function<void(OpContext&)> run);
-
 }  // namespace lowcomm

@@ -22,11 +22,11 @@ class PatientStore:
     Calls run on a separate thread, which a cut link may hold for many minutes (TCP's time-out); it does not hold the callers.
     Every method that asks the store raises ConnectionError if it is lost or does not answer in time. No key that may be
     deleted is ever empty: TCPStore returns an empty value for a key that is deleted while it is read. `sent_bytes` and
-    `received_bytes` count keys and values, without the store's own framing.
+    `received_bytes` count keys and values, without the store's own framing. Errors begin with `user`.
     """
 
-    def __init__(self, store: Store, patience_s: float) -> None:
-        self._store, self._patience_s = store, patience_s
+    def __init__(self, store: Store, patience_s: float, user: str = "membership") -> None:
+        self._store, self._patience_s, self._user = store, patience_s, user
         self._vanished_s = min(_VANISHED_S, patience_s / 2)
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any] | None]] = queue.SimpleQueue()
         self._lost: str | None = None
@@ -81,7 +81,7 @@ class PatientStore:
         self.sent_bytes += sum(map(len, keys))
         values = self._ask(call)
         if values is None:
-            raise TimeoutError(f"expected {keys} at the store, got not all of them")
+            raise TimeoutError(f"{self._user}: expected {keys} at the store, got not all of them")
         self.received_bytes += sum(map(len, values))
         return values
 
@@ -124,7 +124,7 @@ class PatientStore:
         if len(value) != told["bytes"]:
             if self.find(key) is None:
                 return None
-            raise ValueError(f"{key} at the store: expected {told['bytes']} bytes, got {len(value)}")
+            raise ValueError(f"{self._user}: {key} at the store: expected {told['bytes']} bytes, got {len(value)}")
         return told, value
 
     def delete_large_later(self, key: str, size: int | None = None) -> bool:
@@ -138,11 +138,10 @@ class PatientStore:
         return True
 
     # ---- calls on the client's thread ----
-    @staticmethod
-    def _expect_fits(key: str, value: str | bytes) -> None:
+    def _expect_fits(self, key: str, value: str | bytes) -> None:
         if len(value) >= _LIMIT:
             raise ValueError(
-                f"{key}: expected less than {_LIMIT} bytes, got {len(value)}, which a TCPStore cannot hold"
+                f"{self._user}: {key}: expected less than {_LIMIT} bytes, which a TCPStore cannot hold, got {len(value)}"
             )
 
     def _get(self, key: str, seconds: float) -> bytes | None:
@@ -171,7 +170,7 @@ class PatientStore:
                 if error is None:
                     return value
                 self._lost = str(error)
-        raise ConnectionError(f"membership: lost the store: {self._lost}")
+        raise ConnectionError(f"{self._user}: lost the store: {self._lost}")
 
     def _later(self, call: Callable[[], Any]) -> None:
         if self._lost is None:

@@ -229,7 +229,7 @@ class StoreExchange(NotCopied):
         self._snapshots.finish(self._options.timeout_s)
 
     def _keys(self) -> PatientStore:
-        return PatientStore(PrefixStore("lowcomm/replay", self._shared.clone()), self._options.timeout_s)
+        return PatientStore(PrefixStore("lowcomm/replay", self._shared.clone()), self._options.timeout_s, "seed replay")
 
 
 StoreExchange.__signature__ = StoreExchangeOptions.completed(inspect.signature(StoreExchange))  # type: ignore[attr-defined]
