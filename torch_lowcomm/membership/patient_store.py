@@ -141,7 +141,7 @@ class PatientStore:
     def _expect_fits(self, key: str, value: str | bytes) -> None:
         if len(value) >= _LIMIT:
             raise ValueError(
-                f"{self._user}: {key}: expected less than {_LIMIT} bytes, which a TCPStore cannot hold, got {len(value)}"
+                f"{self._user}: {key}: expected less than {_LIMIT} bytes, got {len(value)}, which a TCPStore cannot hold"
             )
 
     def _get(self, key: str, seconds: float) -> bytes | None:
