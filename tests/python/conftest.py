@@ -80,14 +80,18 @@ def quad(_zygote):
 
 @pytest.fixture
 def r(request):
-    """A test that has it is what each rank does with its `Rank`: of `pair`, or of those that the mark `on` names."""
+    """A test whose first parameter it is runs on each rank with its `Rank`: on `pair`, or where the mark `on` says.
+
+    The mark's arguments are pools ("pair", "trio", "quad") or numbers of fresh processes; the test runs on each in turn. With
+    `alike` the ranks must return the same. Other keyword arguments are those of the pool's call (`group=`) or of `run_ranks`.
+    """
     mark = request.node.get_closest_marker("on")
     where = mark.args if mark else ("pair",)
     return [functools.partial(_fresh, n) if isinstance(n, int) else request.getfixturevalue(n) for n in where]
 
 
 def _fresh(size, fn, *args, **options):
-    ranks.run_ranks(fn, size, *args, **options)
+    return ranks.run_ranks(fn, size, *args, **options)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,9 +100,14 @@ def pytest_pyfunc_call(pyfuncitem):
     if "r" not in pyfuncitem.funcargs:
         return None
     _, *others = inspect.signature(pyfuncitem.obj).parameters
+    arguments = [pyfuncitem.funcargs[name] for name in others]
     mark = pyfuncitem.get_closest_marker("on")
+    options = dict(mark.kwargs) if mark else {}
+    alike = options.pop("alike", False)
     for run in pyfuncitem.funcargs["r"]:
-        run(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in others), **(mark.kwargs if mark else {}))
+        found = run(pyfuncitem.obj, *arguments, **options)
+        if alike:
+            ranks.expect_alike(found)
     return True
 
 

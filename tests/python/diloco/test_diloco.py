@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from kept_log import kept_log
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -56,7 +55,7 @@ def _same_everywhere(value):
     return all(_equal(first, other) for other in others)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_an_existing_loop_goes_on_as_it_was(r):
     """The same loop, wrapped and not, up to the first outer step; after it the learning rates still."""
     model, optimizer = _make()
@@ -85,7 +84,7 @@ def test_an_existing_loop_goes_on_as_it_was(r):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_outer_parameters_are_every_ranks(r, mode):
     model, optimizer = _make(mode=mode, codec="sym4:bucket=64", rank=4)
     begin = ddp_model.weights(model)
@@ -120,7 +119,7 @@ def test_outer_parameters_are_every_ranks(r, mode):
     assert f"sync_every={EVERY}, outer_steps=2" in repr(optimizer)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_inner_optimizers_may_take_a_closure(r):
     model = nn.Linear(ddp_model.WIDTH, 7)
     inner = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
@@ -142,7 +141,7 @@ def test_inner_optimizers_may_take_a_closure(r):
 
 
 @pytest.mark.parametrize("average", [True, False])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_buffers_are_averaged_where_asked(r, average):
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(ddp_model.WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, 7))
@@ -166,7 +165,7 @@ def test_buffers_are_averaged_where_asked(r, average):
         torch.testing.assert_close(value, torch.stack([every[name] for every in everyones]).mean(0))
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_steps_at_a_rate_of_zero_count(r):
     """A schedule that begins and ends at 0, as transformers' linear one: outer steps are due by calls."""
     model, optimizer = _make(mode="sync")
@@ -189,7 +188,7 @@ class _ScheduleFree(torch.optim.SGD):
         self.training = False
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(r):
     model = ddp_model.Net()
     inner = _ScheduleFree(model.parameters(), lr=1e-2)
@@ -206,7 +205,7 @@ def test_what_the_inner_optimizer_has_beyond_torchs_is_passed_on(r):
     assert optimizer.state and not inner.state and list(optimizer.state) == []
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_parameters_that_the_optimizer_lacks_are_said(r):
     model = ddp_model.Net()
     with kept_log() as lines:

@@ -4,7 +4,6 @@ import ddp_model
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -41,7 +40,7 @@ def _scaled_steps(model, optimizer, rank, unscale, bad=None, steps=STEPS):
 
 @pytest.mark.parametrize("unscale", [True, False])
 @pytest.mark.parametrize("inner", [{}, {"fused": True}], ids=["", "fused"])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_scaled_step_is_the_inner_ones(r, unscale, inner):
     """Up to the first outer step, wrapped and not."""
     model, optimizer = _make(**inner)
@@ -56,7 +55,7 @@ def test_a_scaled_step_is_the_inner_ones(r, unscale, inner):
 
 
 @pytest.mark.parametrize("mode", ["sync", "continue"])
-@on_ranks("pair", group={"timeout_s": 20})
+@pytest.mark.on("pair", group={"timeout_s": 20})
 def test_a_rank_that_skips_a_step_keeps_up(r, mode):
     """Rank 1 skips a step, rank 0 does not: both have made as many outer steps, and neither waits."""
     model, optimizer = _make()

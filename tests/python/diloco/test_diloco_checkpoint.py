@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -76,7 +75,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("case", "how"), WAYS)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_resumed_run_is_the_uninterrupted_one(r, case, how):
     """A run that is never saved, and one that is saved, ended and made again from its files."""
     options = CASES[case]
@@ -104,7 +103,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(r, case, how):
     assert optimizer.inner.param_groups[0]["lr"] == 0.5, "schedulers still move the inner rate"
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_forms_that_torch_gives_a_state(r):
     """Torch's functions pass the state on by their options; forms that it does not survive are refused."""
     model, optimizer = diloco_model.fresh()
@@ -126,7 +125,7 @@ def test_forms_that_torch_gives_a_state(r):
         set_optimizer_state_dict(model, optimizer, theirs, options=options)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_options_are_those_of_the_resumed_run(r):
     model, optimizer = diloco_model.fresh()
     diloco_model.train(model, optimizer, r.rank, range(SAVED))

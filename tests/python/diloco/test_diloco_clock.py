@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -77,7 +76,7 @@ def test_delayed_averages_agree(quad, options):
         assert all(torch.equal(a, b) for a, b in zip(ended, found[0][3], strict=True))
 
 
-@on_ranks("pair", group={"timeout_s": 20})
+@pytest.mark.on("pair", group={"timeout_s": 20})
 def test_a_slow_site_makes_one_outer_step_after_an_inner_step(r):
     """An inner step of site 1 takes longer than an interval of two fragments; five outer steps end in one of the first."""
     torch.manual_seed(0)
@@ -93,7 +92,7 @@ def test_a_slow_site_makes_one_outer_step_after_an_inner_step(r):
     assert sorted(set(steps) | {0}) == [0, 1, 2, 3, 4, 5]
 
 
-@on_ranks("pair", group={"timeout_s": 20})
+@pytest.mark.on("pair", group={"timeout_s": 20})
 def test_samples_of_a_dropped_step_count_in_the_next(r):
     """The first interval of 4 steps, by their number, is spoilt: its samples count with those of the second."""
     torch.manual_seed(0)
@@ -158,7 +157,7 @@ def test_sites_of_different_speed_share_a_checkpoint(pair):
         assert saved == loaded and outer_steps == 2
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_what_a_clock_cannot_be_is_refused(r):
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -185,7 +184,7 @@ def test_what_a_clock_cannot_be_is_refused(r):
         lc.DiLoCoX(inner, 5, sync_seconds=1.0 + r.rank)
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_ranks_of_a_site_that_count_otherwise_are_named(r):
     """One rank of each site counts its own batch, the other the whole site's."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))

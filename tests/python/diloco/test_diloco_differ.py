@@ -4,7 +4,6 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -51,7 +50,7 @@ DIFFERENT = [
 ]
 
 
-@on_ranks("trio", group={"timeout_s": NEVER_S})
+@pytest.mark.on("trio", group={"timeout_s": NEVER_S})
 def test_ranks_that_differ_are_told(r):
     for options, parts in DIFFERENT:
         with pytest.raises(dist.DistBackendError) as caught:
@@ -67,7 +66,7 @@ WRONG = [
 ]
 
 
-@on_ranks("trio", group={"timeout_s": NEVER_S})
+@pytest.mark.on("trio", group={"timeout_s": NEVER_S})
 def test_one_ranks_mistake_reaches_the_others(r):
     for options, error, part in WRONG:
         with pytest.raises(error if r.rank == 1 else dist.DistBackendError) as caught:
@@ -78,7 +77,7 @@ def test_one_ranks_mistake_reaches_the_others(r):
     _made().finish()
 
 
-@on_ranks("pair", group={"timeout_s": NEVER_S})
+@pytest.mark.on("pair", group={"timeout_s": NEVER_S})
 def test_outer_parameters_that_differ_are_found(r):
     """A rank's outer parameters differ, which only a fault of memory should bring about."""
     model, optimizer = diloco_model.fresh(mode="sync", check_every=1)

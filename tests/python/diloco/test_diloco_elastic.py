@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
@@ -18,7 +17,7 @@ DEADLINE_S = 90
 
 @pytest.mark.later
 @pytest.mark.parametrize("mode", ["sync", "continue"])
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
 def test_goes_on_without_a_killed_machine(r, port, mode):
     """One of three is killed between outer steps; the others go on by themselves."""
     members = join(port, f"machine{r.rank}")
@@ -39,7 +38,7 @@ def test_goes_on_without_a_killed_machine(r, port, mode):
 
 
 @pytest.mark.later
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S)
 def test_fences_off_a_machine_that_wakes_up(r, port):
     """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
@@ -69,7 +68,7 @@ def test_fences_off_a_machine_that_wakes_up(r, port):
     return outer
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_refuses_a_machine_id_twice(r, port):
     if r.rank == 1:
         r.hear("first")
@@ -84,7 +83,7 @@ def test_refuses_a_machine_id_twice(r, port):
     members.leave()
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_refuses_a_machine_that_runs_something_else(r, port):
     members = join(port, f"machine{r.rank}", min_machines=1, patience_s=1.0)
     if r.rank == 0:
@@ -100,7 +99,7 @@ def test_refuses_a_machine_that_runs_something_else(r, port):
 
 
 @pytest.mark.later
-@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(2, alike=True, timeout=DEADLINE_S)
 def test_resumes_with_other_machines(r, port):
     """Two machines train and save; one of them is all that comes back, at first."""
     members = join(port, f"machine{r.rank}")
@@ -135,7 +134,7 @@ def test_resumes_with_other_machines(r, port):
     return ended
 
 
-@ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
 def test_names_the_loss_of_the_store(r):
     """Rank 2 is the store, and is killed; the others keep what they have."""
     if r.rank == 2:
@@ -173,7 +172,7 @@ def test_refuses(store, arguments, error, says):
         lc.Membership(given.pop("store"), given.pop("machine_id"), **given)
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})
+@pytest.mark.on(2, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})
 def test_the_last_machine_has_the_outer_parameters(r, port):
     """The last machine but one is killed before the end: too few are left, and the outer parameters are the result."""
     members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3), patience_s=1.0)

@@ -6,7 +6,6 @@ import signal
 import ddp_model
 import diloco_model
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 
@@ -29,7 +28,7 @@ def _outer(model, optimizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", ["continue", "restart"])
-@ranks.on_ranks("pair", alike=True)
+@pytest.mark.on("pair", group={}, alike=True)
 def test_restoring_while_an_average_is_under_way(r, mode, dtype):
     """Without training after it, a rank ends at the next outer parameters."""
     torch.manual_seed(7)
@@ -51,7 +50,7 @@ def test_restoring_while_an_average_is_under_way(r, mode, dtype):
 
 
 @pytest.mark.parametrize("mode", ["sync", "continue"])
-@ranks.on_ranks(3, alike=True, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(3, alike=True, allow_exit={2: -signal.SIGKILL})
 def test_survivors_of_a_killed_rank_are_told(r, mode):
     """The last rank is killed between two outer steps."""
     r.init(timeout_s=NEVER_S)

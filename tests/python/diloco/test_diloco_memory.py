@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -63,7 +62,7 @@ def _wait_for_messages():
 
 @pytest.mark.later
 @pytest.mark.parametrize("case", CASES)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_bytes_a_parameter(r, case):
     options, expected = CASES[case]
     small, first = _loop(options, 1)

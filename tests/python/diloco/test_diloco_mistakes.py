@@ -5,7 +5,6 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -64,7 +63,7 @@ OPTIONS = [
 
 
 @pytest.mark.later
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_options_that_will_not_do(r):
     model = ddp_model.Net()
     for options, error, said in OPTIONS:
@@ -72,7 +71,7 @@ def test_options_that_will_not_do(r):
             lc.DiLoCoX(torch.optim.SGD(model.parameters()), **{"sync_every": 4, **options})
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_arguments_that_will_not_do(r):
     """Arguments that are no options: (error, what it says, keywords)."""
     torch.manual_seed(7)
@@ -122,7 +121,7 @@ def test_without_a_group():
         lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_parameters_may_not_come_or_go(r):
     model, optimizer = diloco_model.fresh()
     with pytest.raises(ValueError, match="add_param_group: expected the parameters that it was made with, got more"):
@@ -146,7 +145,7 @@ def test_parameters_may_not_come_or_go(r):
     optimizer.finish()
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_parameters_that_were_moved(r):
     """A parameter whose elements are elsewhere: the outer loop would average what is no longer trained."""
     model, optimizer = diloco_model.fresh()

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pipeline_model import ADAPTIVE, EVERY, Pipeline, stages
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -93,7 +92,7 @@ def test_stages_agree_on_the_interval(quad):
         assert interval == max(2, round(6 * (first + second) / 2 / 6))
 
 
-@on_ranks("quad", group=None)
+@pytest.mark.on("quad")
 def test_stages_are_resumed(r):
     """Stages saved into one distributed checkpoint while averages are under way; their tensors have the same names."""
 

@@ -7,7 +7,6 @@ import re
 import ddp_model
 import pytest
 import torch
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.diloco import presets
@@ -38,7 +37,7 @@ def _muon(model):
     ],
     ids=str,
 )
-@on_ranks("pair", alike=True)
+@pytest.mark.on("pair", group={}, alike=True)
 def test_a_preset_makes_outer_steps(r, name, given):
     torch.manual_seed(7)
     model = ddp_model.Net()

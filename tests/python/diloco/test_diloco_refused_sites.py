@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from kept_log import kept_log
@@ -33,7 +32,7 @@ def _sites(name):
 
 @pytest.mark.parametrize("where", [(0, 1, 2, 3), (3,)], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize("what", UNMAPPED)
-@ranks.on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_a_part_that_is_no_box_is_refused_on_all_ranks(r, what, where):
     mesh = _sites("shards")
     placement, rows = UNMAPPED[what]
@@ -55,7 +54,7 @@ def test_a_part_that_is_no_box_is_refused_on_all_ranks(r, what, where):
     optimizer.finish()
 
 
-@ranks.on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_fsdp2_over_tensor_parallelism_is_one_message(r):
     """A site of two by two ranks: FSDP2 divides what tensor parallelism has divided, rows and columns, evenly or not."""
     mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("sites", "shards", "parts"))
@@ -87,7 +86,7 @@ def test_fsdp2_over_tensor_parallelism_is_one_message(r):
 
 
 @pytest.mark.parametrize("how", ["replicas", "dp_replicate", "hsdp"])
-@ranks.on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_replicas_that_differ_are_refused_on_all_ranks(r, how):
     """One element of one parameter of rank 3, the second replica of the second site, is another one."""
     torch.manual_seed(0)
@@ -110,7 +109,7 @@ def test_replicas_that_differ_are_refused_on_all_ranks(r, how):
 
 
 @pytest.mark.parametrize("how", ["dp", "cluster", "stages", "replicas"])
-@ranks.on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_replicas_that_nothing_names_are_warned_of_once_a_site(r, how):
     mesh = _sites("stages" if how == "stages" else "replicas" if how == "replicas" else "dp")
     torch.manual_seed(r.rank % 2 if how == "stages" else 0)
@@ -137,7 +136,7 @@ def test_replicas_that_nothing_names_are_warned_of_once_a_site(r, how):
     assert f"ranks [{r.rank}, {r.rank + 1}] of this site" in text and "sends 2 messages" in text and remedy in text
 
 
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_states_of_other_outer_steps_are_refused_on_all_ranks_of_the_site(r, port):
     """Rank 1 of a site resumes from another run, whose interval was twice as long."""
     r.init()

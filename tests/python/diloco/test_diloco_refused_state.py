@@ -5,7 +5,6 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -69,14 +68,14 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_state_that_does_not_fit_is_refused(r, case):
     options, make, said = REFUSALS[case]
     state = _saved(r, {"codec": "gauss2"} if case == "no residuals" else {})
     _expect_refused(r, state, *make(**options), said)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_another_ranks_state_is_refused(r):
     states = [None, None]
     dist.all_gather_object(states, _saved(r, {}))

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -39,7 +38,7 @@ def _whole(model):
     return {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_evaluations_compute_with_the_parameters_of_the_moment(r):
     """Those of training, the outer ones, again those of training, restored ones, those at the end."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
@@ -79,7 +78,7 @@ def test_evaluations_compute_with_the_parameters_of_the_moment(r):
 
 @pytest.mark.later
 @pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_shards_are_resumed(r, how):
     """Shards saved while averages are under way, into one distributed checkpoint, and resumed."""
     model, optimizer = _make(how, CODED)

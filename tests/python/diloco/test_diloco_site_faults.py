@@ -70,7 +70,7 @@ def test_sites_train_on_after_a_step_that_one_replica_has_spoilt(quad, mode):
         assert not diloco_model.differing(parameters, found[0][2])
 
 
-@ranks.on_ranks("quad", group={"timeout_s": TIMEOUT_S})
+@pytest.mark.on("quad", group={"timeout_s": TIMEOUT_S})
 def test_of_replicas_the_first_ones_buffers_are_averaged(r):
     """Each replica has running means and variances of its own."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))

@@ -4,13 +4,12 @@ import os
 import signal
 
 import pytest
-import ranks
 import torch.distributed as dist
 from site_rank import DEADLINE_S, SiteRank, at, die, site_of, wake
 
 
 @pytest.mark.later
-@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S / 3)
+@pytest.mark.on(6, alike=True, timeout=DEADLINE_S / 3)
 def test_the_others_do_not_wait_for_a_site_that_left(r, port):
     """Both ranks of the third site leave; their last sign of life would count for longer than the test may take."""
     site = site_of(r.rank)
@@ -33,7 +32,7 @@ def test_the_others_do_not_wait_for_a_site_that_left(r, port):
 
 
 @pytest.mark.slow
-@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(6, alike=True, timeout=DEADLINE_S)
 def test_a_site_comes_back_of_which_one_rank_was_stopped(r, port):
     """One rank of the third site is stopped until the others have gone on without its site, and wakes up in time."""
     site = site_of(r.rank)
@@ -59,7 +58,7 @@ def test_a_site_comes_back_of_which_one_rank_was_stopped(r, port):
 
 
 @pytest.mark.slow
-@ranks.on_ranks(6, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL, 3: -signal.SIGKILL})
+@pytest.mark.on(6, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL, 3: -signal.SIGKILL})
 def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(r, port):
     """A rank of the second site is stopped until the other one has given it up; both end, and their launcher starts others."""
     site, again = site_of(r.rank), r.rank >= 4

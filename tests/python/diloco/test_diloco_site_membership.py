@@ -242,7 +242,7 @@ def test_a_site_of_one_rank_meets_one_of_two(store, first, options):
 
 
 @pytest.mark.parametrize("what", ["fsdp2", "cluster"])
-@ranks.on_ranks("pair", group={"timeout_s": 20})
+@pytest.mark.on("pair", group={"timeout_s": 20})
 def test_a_membership_of_each_rank_of_a_site_is_refused(r, port, what):
     """Two ranks that share one model, each of which makes a membership without site=."""
     from torch.distributed.device_mesh import init_device_mesh

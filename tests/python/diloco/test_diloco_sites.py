@@ -221,7 +221,7 @@ def test_replicas_of_a_pipelines_stages_have_the_bits_of_one(quad):
         assert abs(total - alone[place][1]) <= 0.01 * alone[place][1] + 200
 
 
-@ranks.on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_a_cluster_that_is_no_site_is_refused(r):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "ranks"))
     torch.manual_seed(0)

@@ -5,14 +5,13 @@ import os
 import ddp_model
 import pytest
 import torch
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_an_outer_step_every_step_is_ddp(r):
     ddp = ddp_model.make()
     ddp_model.train(ddp, r.rank, 12, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1), spare=True)
@@ -56,7 +55,7 @@ ROWS, COLUMNS = 2048, 1024
     ],
     ids=str,
 )
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_bytes_are_the_formats(r, codec, projection, rank):
     model = nn.Linear(COLUMNS, ROWS)
     optimizer = lc.DiLoCoX(

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import ranks
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
 from membership_rounds import Beat, client, rounds_at
@@ -22,7 +21,7 @@ def rounds(store):
     return rounds_at(store)
 
 
-@ranks.on_ranks(1, timeout=DEADLINE_S)
+@pytest.mark.on(1, timeout=DEADLINE_S)
 def test_finds_the_open_round(r, port):
     """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
     from torch.distributed import PrefixStore
@@ -150,7 +149,7 @@ def test_a_round_that_two_machines_close_counts_once(store):
     assert late.take_place()[0] == 2
 
 
-@ranks.on_ranks(3, timeout=DEADLINE_S)
+@pytest.mark.on(3, timeout=DEADLINE_S)
 def test_a_machine_whose_id_another_process_has_is_told(r, port):
     """A machine is stopped until another process has its id, and wakes up: it is told, and holds nobody up."""
     name = "b" if r.rank == 0 else "a"
@@ -205,7 +204,7 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
         stopped.is_current()
 
 
-@ranks.on_ranks(3, timeout=DEADLINE_S)
+@pytest.mark.on(3, timeout=DEADLINE_S)
 def test_a_machine_that_has_given_up_holds_nobody_up(r, port):
     """The first machine in a round gives up and lives on; the others form a group without it."""
     if r.rank == 0:
@@ -228,7 +227,7 @@ STEP_S = 0.4
 
 
 @pytest.mark.slow
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S)
 def test_a_machine_that_comes_waits_while_the_others_train(r, port):
     """An interval is longer than patience and time-out: a machine that comes waits until those that train let it in."""
     deadlines = {"min_machines": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import stages_case as case
 import torch
-from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import torch_lowcomm as lc
@@ -58,7 +57,7 @@ def test_a_batch_is_filled_up_by_the_first_samples_of_its_epoch():
 
 
 @pytest.mark.parametrize("shuffle", ["epoch", "global"])
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_filled_batches_of_two_replicas(r, shuffle):
     """Two replicas of two stages on 61 samples: what a filled batch repeats is one more visit, on both sides."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import stages_case as case
 import torch
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -25,7 +24,7 @@ def _steps(r, cache, count, **options):
 @pytest.mark.parametrize(
     ("store", "slot_bytes"), [("sym8:bucket=128", 192), ("minmax4:bucket=128", 128), ("qsgd8:bucket=128", 192)]
 )
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_both_sides_hold_the_same_codes(r, store, slot_bytes):
     cache = lc.pipeline.Cache(store=store)
     rows, _ = _steps(r, cache, 3)
@@ -38,7 +37,7 @@ def test_both_sides_hold_the_same_codes(r, store, slot_bytes):
         assert 0 < samples["mean_change"] < 0.5 * samples["mean_value"]
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_files_are_found_again(r):
     """Files are found again after a restart: the steps that follow have the bits of a run in RAM that went on."""
     ram = lc.pipeline.Cache()
@@ -86,7 +85,7 @@ def test_files_are_found_again(r):
         assert samples["forgotten"] == last.stats()["forgotten"]
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_samples_without_room(r):
     slot = 3 * case.WIDTH * 2
     for overflow in ("stateless", "minmax8:bucket=128", None):
@@ -147,7 +146,7 @@ def test_options_of_a_cache():
             lc.pipeline.Cache(**options)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_checkpoint_holds_each_ranks_slots(r):
     """torch.distributed.checkpoint saves caches of different slots a rank, and fills empty ones."""
     import torch.distributed.checkpoint as dcp

@@ -8,7 +8,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -35,7 +34,7 @@ def _static(rank, tensor):
     return pipelining.ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
 
 
-@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nobody waits for it
+@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's: nobody waits for it
 def test_stages_that_were_made_differently_are_named_on_both_sides(r):
     """A pair of each kind after the other, then one without a difference, all in one group."""
     rows, mine = case.ROWS // case.MICRO, r.rank
@@ -81,7 +80,7 @@ def test_stages_that_were_made_differently_are_named_on_both_sides(r):
 
 
 @case.TELLS_SHAPES
-@on_ranks("pair", group={"timeout_s": 300})
+@pytest.mark.on("pair", group={"timeout_s": 300})
 def test_a_batch_of_another_size_on_one_side_is_named_on_both(r):
     """A batch of other rows on one side, after the shapes were told: both sides raise, and go on after a reset."""
     schedule, _ = case.build(r.rank, 2, "GPipe")
@@ -94,7 +93,7 @@ def test_a_batch_of_another_size_on_one_side_is_named_on_both(r):
     dist.destroy_process_group()
 
 
-@on_ranks("pair", group={"timeout_s": 300})
+@pytest.mark.on("pair", group={"timeout_s": 300})
 def test_sample_numbers_that_are_none(r):
     """Sample numbers that are none, as integers and as tensors: refused before anything is sent, on every rank."""
     cache = lc.pipeline.Cache()
@@ -111,7 +110,7 @@ def test_sample_numbers_that_are_none(r):
     assert max(row[1] for row in case.equal_rows(cache.slots.rows(0, r.rank == 0))) == 2**63 - 1
 
 
-@on_ranks(2, timeout=120)
+@pytest.mark.on(2, timeout=120)
 def test_files_that_became_read_only(r):
     """Files of rank 0 that nobody may write to any more: the open cache goes on; a later one names them, and another goes on."""
     if os.geteuid() == 0:  # root may write to everything

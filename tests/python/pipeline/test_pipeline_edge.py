@@ -6,7 +6,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -31,7 +30,7 @@ def _step(r, stage, x, y, order, samples=None, **options):
         lc.pipeline.Edge.of(peer).finish()
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_the_whole_models_gradients_on_four_ranks(r):
     x, y = case.batch()
     model, stage = case.whole(r.size), case.module(r.rank)
@@ -49,7 +48,7 @@ def _rows(cache, peer, sends):
     return cache.slots.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_both_ends_remember_the_same(r):
     cache = lc.pipeline.Cache()
     stage = case.module(r.rank)
@@ -70,7 +69,7 @@ def test_both_ends_remember_the_same(r):
         lc.pipeline.Edge.of(r.rank - 1 if r.rank else 1, forward="gauss2")
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_several_tensors_and_evaluation(r):
     """Three tensors: two floats of which one is unused in the loss, one of integers; receives posted ahead; evaluation."""
     edge = lc.pipeline.Edge(1 - r.rank, 7)
@@ -100,7 +99,7 @@ def test_several_tensors_and_evaluation(r):
     edge.finish()
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_errors_reach_both_ends_and_both_go_on(r):
     cache = lc.pipeline.Cache()
     edge = lc.pipeline.Edge(1 - r.rank, cache=cache, **case.CODED)
@@ -155,7 +154,7 @@ def test_errors_reach_both_ends_and_both_go_on(r):
     dist.destroy_process_group()
 
 
-@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
+@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
 def test_ends_that_differ_in_gradients_are_named(r):
     """One end with gradients and one without: both hear of it with the message, and go on after a reset."""
     edge = lc.pipeline.Edge(1 - r.rank)

@@ -7,14 +7,13 @@ import stages_case as case
 import torch
 import torch.distributed as dist
 from kept_log import kept_log
-from ranks import on_ranks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline import boundary_module
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_mistakes_are_named_before_anything_is_sent(r):
     cache = lc.pipeline.Cache()
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **case.CODED)
@@ -60,7 +59,7 @@ def _leave(r):
     dist.destroy_process_group()
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_stages_of_another_codec_are_named(r):
     schedule, _ = case.build(r.rank, r.size, "GPipe", forward=("sym8:bucket=128", "sym4:bucket=128")[r.rank])
     said = "codec differs: rank 0 has 'sym8:bucket=128,unit=24', rank 1 has 'sym4:bucket=128,unit=24'"
@@ -69,7 +68,7 @@ def test_stages_of_another_codec_are_named(r):
     _leave(r)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_other_samples_on_the_two_sides_are_named(r):
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **case.CODED)
     with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
@@ -81,7 +80,7 @@ def test_other_samples_on_the_two_sides_are_named(r):
     _leave(r)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_messages_are_counted_by_boundary_and_direction(r):
     """Samples by boundary and direction, the error of their changes, records, and the warning that a cache is of no use."""
     cache = lc.pipeline.Cache()

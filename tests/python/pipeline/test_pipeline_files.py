@@ -40,7 +40,7 @@ def _trained(r, cache, how):
 @pytest.mark.parametrize(
     ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:bucket=128")]
 )
-@ranks.on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_slots_read_ahead_change_no_bit(r, how, store):
     ram = lc.pipeline.Cache(store=store)
     want = _trained(r, ram, how)

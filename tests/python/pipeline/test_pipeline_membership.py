@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import ranks
 import stages_case as case
 import torch.distributed as dist
 
@@ -56,7 +55,7 @@ class _Machine:
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["first visits without its memory", "changes with its files"])
-@ranks.on_ranks(3, timeout=150, allow_exit={1: -signal.SIGKILL})
+@pytest.mark.on(3, timeout=150, allow_exit={1: -signal.SIGKILL})
 def test_a_machine_that_comes_back(r, port, keeps):
     """Two machines regroup; then one is killed, and comes back as rank 2: without its memory, or with its files."""
     name = STAGES[min(r.rank, 1)]

@@ -106,7 +106,7 @@ def test_four_stages_go_on_in_the_same_group(quad):
     quad(_recovers, "1F1B")
 
 
-@ranks.on_ranks("pair", group={"timeout_s": 300})
+@pytest.mark.on("pair", group={"timeout_s": 300})
 def test_stages_that_share_a_rank_go_on(r):
     """Stages that share a rank fail together."""
     cache = lc.pipeline.Cache()
@@ -168,7 +168,7 @@ def test_a_stopped_rank_is_named_at_the_deadline(victim):
 
 @pytest.mark.later
 @pytest.mark.parametrize("culprit", [0, 1])
-@ranks.on_ranks(3, timeout=120)
+@pytest.mark.on(3, timeout=120)
 def test_a_failure_before_the_first_message_is_heard(r, culprit):
     """A module that fails as torch's stages tell each other their shapes is heard at once and on all ranks."""
     r.init("lowcomm", timeout_s=300)

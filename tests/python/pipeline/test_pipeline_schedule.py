@@ -3,7 +3,6 @@
 import pytest
 import stages_case as case
 import torch
-from ranks import on_ranks
 from torch.distributed import pipelining
 
 import torch_lowcomm as lc
@@ -40,7 +39,7 @@ def _order(first):
     return calls
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_two_stages_have_torchs_gradients_in_another_order(r):
     x, y = case.batch(rows=2 * MICRO)
     expected = None
@@ -65,7 +64,7 @@ def test_two_stages_have_torchs_gradients_in_another_order(r):
             torch.testing.assert_close(result, case.whole(r.size)(x), rtol=1e-5, atol=1e-6)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_changes_are_those_of_torchs_schedule(r):
     """Changes do not depend on the order in which forwards and backwards alternate."""
     x, y = case.batch(rows=2 * MICRO)
@@ -84,7 +83,7 @@ def test_changes_are_those_of_torchs_schedule(r):
     # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_mistakes_are_named(r):
     from torch.distributed.pipelining import PipelineStage
 

@@ -4,7 +4,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from test_pipeline_recovery import _Spoil
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -79,7 +78,7 @@ def _whole(gradient):
 
 @pytest.mark.later
 @pytest.mark.parametrize(("how", "name"), [("FSDP2", "1F1B +2"), ("DDP", "GPipe")])
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_exact_stages_have_the_whole_models_gradients(r, how, name):
     replica = _Replica(how, name)
     model = case.whole(2)
@@ -93,7 +92,7 @@ def test_exact_stages_have_the_whole_models_gradients(r, how, name):
 
 @pytest.mark.later
 @pytest.mark.parametrize(("how", "name"), [("FSDP2", "GPipe"), ("DDP", "1F1B +2")])
-@on_ranks("quad", group={"timeout_s": 300})
+@pytest.mark.on("quad", group={"timeout_s": 300})
 def test_sharded_stages_go_on_after_a_failure(r, how, name):
     """The steps after a reset have the bits of a run in which nothing failed."""
     undisturbed = _Replica(how, name, cache=lc.pipeline.Cache(), **case.CODED)

@@ -7,7 +7,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import torch_lowcomm as lc
@@ -20,7 +19,7 @@ def _rows(cache, stage):
 
 
 @pytest.mark.parametrize("where", ["ram", "files", "codes", "no room"])
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_slots_move_with_their_samples(r, where):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
@@ -71,7 +70,7 @@ def test_slots_move_with_their_samples(r, where):
         assert stats["forgotten"] == {}
 
 
-@on_ranks("trio")
+@pytest.mark.on("trio", group={})
 def test_slots_move_in_rounds(r):
     """Slots of many rounds, in all directions between three ranks; ranks that hold different numbers of them."""
     elements, each = 1 << 20, 12  # 2 MiB a slot: eight a round
@@ -97,7 +96,7 @@ def test_slots_move_in_rounds(r):
     # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_group_that_is_not_the_replicas(r):
     cache = lc.pipeline.Cache()
 

@@ -4,7 +4,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 
@@ -52,7 +51,7 @@ def test_exact_stages_of_half_precision(pair, dtype):
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_exact_stages_have_the_bits_of_torchs(r, name):
     """The bits of torch's own stage over the same backend."""
     from torch.distributed.pipelining import PipelineStage
@@ -114,7 +113,7 @@ def test_four_stages_in_four_processes(quad):
     quad(_cached, "1F1B")
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_evaluation_between_steps(r):
     """eval() between steps is exact and leaves the cache alone."""
     cache = lc.pipeline.Cache()
@@ -131,7 +130,7 @@ def test_evaluation_between_steps(r):
     dist.destroy_process_group()  # at once: nothing of the evaluation is cut off
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_evaluation_by_a_codec(r):
     """`evaluate=` codes the activations of eval() alone, by themselves and with or without a cache."""
     x, y = case.batch()
@@ -155,7 +154,7 @@ def test_evaluation_by_a_codec(r):
             case.step(schedule)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_preset_is_the_papers_codecs(r):
     """A preset has the bits of the codecs that it stands for."""
     same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first_visit": None}
@@ -170,7 +169,7 @@ def test_a_preset_is_the_papers_codecs(r):
 
 
 @pytest.mark.parametrize("name", case.NAMES)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_coded_stages_come_near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
     x, y = case.batch()
@@ -207,7 +206,7 @@ class _Last(torch.nn.Module):
 
 @case.INTEGERS_TOO
 @pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_several_tensors_at_a_boundary(r, coded):
     from torch.distributed.pipelining import ScheduleGPipe
 
@@ -242,7 +241,7 @@ def test_several_tensors_at_a_boundary(r, coded):
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_receives_are_posted_ahead(r, window, expected):
     """When the second stage computes its first micro-batch, the receives of later ones have been posted."""
     schedule, (stage,) = case.build(r.rank, r.size, "GPipe", window=window)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import stages_case as case
-from ranks import on_ranks
 from torch.distributed.pipelining import PipelineStage
 
 import torch_lowcomm as lc
@@ -77,7 +76,7 @@ def test_what_is_overridden_takes_what_it_took():
 
 
 @pytest.mark.parametrize("name", case.NAMES)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_torch_has_them(r, name):
     schedule, stages = case.build(r.rank, r.size, name)
     for stage in stages:

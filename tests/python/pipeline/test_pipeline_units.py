@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -142,7 +141,7 @@ def _received(r, channel, cache, options, *, changed):
     return torch.stack(got[2:]) if got else None
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_remembered_token_tells_of_no_other(r):
     channel = 0
     for cached in (False, True):
@@ -159,7 +158,7 @@ def test_a_remembered_token_tells_of_no_other(r):
                 assert bool((before[1] != after[1]).any()) == cached, options
 
 
-@on_ranks("pair", group={"pg_options": lc.Options(policy="p2p=gauss4", min_bytes=0)})
+@pytest.mark.on("pair", group={"pg_options": lc.Options(policy="p2p=gauss4", min_bytes=0)})
 def test_sends_under_a_policy_that_tie_tokens_are_counted(r):
     for x in (torch.zeros(2, 9, 48), torch.zeros(2, 9, 512), torch.zeros(18, 48)):
         dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
@@ -214,7 +213,7 @@ def test_units_whose_codes_are_longer_travel_exact(codec):
     assert lc.pipeline.units.is_shorter(codec, 16, 4)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_number_a_token_travels_exact(r):
     edge = lc.pipeline.Edge(1 - r.rank, forward="gauss4")
     x, mask = torch.randn(2, 9, 48), torch.rand(2, 9, 1, generator=torch.Generator().manual_seed(1))

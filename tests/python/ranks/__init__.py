@@ -8,16 +8,26 @@ that is where backends abort. `start="spawn"` makes fresh interpreters instead. 
 - the fixtures `pair` and `quad` (`conftest.py`): processes that stay, each call with a store of its own.
 
 `fn` is a module-level function; it gets a `Rank` first, and what it returns (picklable) comes back, one item a rank.
-Where nothing needs to come back, `on_ranks` makes a test of `fn`, which runs in one way or the other.
+A test whose first parameter is `r` is such a function; the mark `on` says which ranks run it (`conftest.py`).
 `run_command` runs a program instead (torchrun, an example) and gives its exit code, stdout and stderr.
 """
 
+from ranks.alike import expect_alike
 from ranks.child import Rank
 from ranks.command import run_command
 from ranks.job import RanksFailed, run_ranks
-from ranks.on_ranks import on_ranks
 from ranks.pool import Pool
 from ranks.ports import free_port
 from ranks.starters import close_zygote, zygote
 
-__all__ = ["Pool", "Rank", "RanksFailed", "close_zygote", "free_port", "on_ranks", "run_command", "run_ranks", "zygote"]
+__all__ = [
+    "Pool",
+    "Rank",
+    "RanksFailed",
+    "close_zygote",
+    "expect_alike",
+    "free_port",
+    "run_command",
+    "run_ranks",
+    "zygote",
+]

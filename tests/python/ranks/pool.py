@@ -24,12 +24,15 @@ def serve(rank, address):
         conn = connection.Connection(client.detach())
     _send(conn, rank.rank)
     while (message := _receive(conn)) is not None:
-        folder, source, body = message
+        folder, source, body, group = message
         try:
             import_from(source)
             fn, args = pickle.loads(body)
             torch.manual_seed(0)
-            value = fn(Rank(rank.rank, rank.size, folder), *args)
+            caller = Rank(rank.rank, rank.size, folder)
+            if group is not None:
+                caller.init(**group)
+            value = fn(caller, *args)
             if dist.is_initialized():
                 dist.barrier()
                 dist.destroy_process_group()
@@ -67,14 +70,17 @@ class Pool:
             conns = [connection.Connection(listener.accept()[0].detach()) for _ in range(self.size)]
         self.conns = [conn for _, conn in sorted(((_receive(c), c) for c in conns), key=lambda pair: pair[0])]
 
-    def __call__(self, fn, *args, timeout=60.0):
-        """Runs `fn(Rank, *args)` on every rank and returns their values; the group is destroyed for them after it."""
+    def __call__(self, fn, *args, group=None, timeout=60.0):
+        """Runs `fn(Rank, *args)` on every rank and returns their values; the group is destroyed for them after it.
+
+        It begins in a group of `Rank.init(**group)`; None: it makes its own.
+        """
         if self.job is None:
             self._open()
         folder = pathlib.Path(self.folder.name) / f"call{next(self.calls)}"
         folder.mkdir()
         for conn in self.conns:
-            _send(conn, (str(folder), source_of(fn), pickle.dumps((fn, args))))
+            _send(conn, (str(folder), source_of(fn), pickle.dumps((fn, args)), group))
         answers = [None] * self.size
         end = time.monotonic() + timeout
         why = None

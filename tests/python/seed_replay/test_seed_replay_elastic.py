@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-import ranks
 import seed_replay_model
 import torch
 import torch.distributed as dist
@@ -51,7 +50,7 @@ WAYS = {
 
 @pytest.mark.later
 @pytest.mark.parametrize("way", WAYS)
-@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(4, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
 def test_machines_that_come_and_go_end_alike(r, port, way):
     """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
     options = WAYS[way]
@@ -80,7 +79,7 @@ def test_machines_that_come_and_go_end_alike(r, port, way):
     return ended, machine.core.log, weights
 
 
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
 def test_goes_on_from_checkpoints_at_another_store(r, tmp_path):
     """The store dies. The machines' programs start again, from their checkpoints, one of them an iteration behind."""
     if r.rank == 2:
@@ -129,7 +128,7 @@ def test_goes_on_from_checkpoints_at_another_store(r, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["at use", "in place", "quantized"])
-@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(2, alike=True, timeout=DEADLINE_S)
 def test_a_snapshot_brings_a_late_machine_in(r, port, tmp_path, way):
     """A late machine's weights come by a snapshot, and stand in its own checkpoint."""
     options, exchange = WAYS[way], {"chunk": 4, "snapshot_every": 8, "min_machines": 1}
@@ -165,7 +164,7 @@ def test_refuses(given, says):
         seed_replay_model.machine(**given)
 
 
-@ranks.on_ranks(1, timeout=DEADLINE_S)
+@pytest.mark.on(1, timeout=DEADLINE_S)
 def test_takes_a_store(r, port):
     client = dist.TCPStore("127.0.0.1", port, is_master=False)
     model, opt = seed_replay_model.machine(store=client, machine_id=r.rank)

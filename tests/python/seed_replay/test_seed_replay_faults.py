@@ -81,7 +81,7 @@ def _signal_around(machine, phase, signum):
         ("after applying", {}),
     ],
 )
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
 def test_goes_on_without_a_killed_machine(r, port, phase, options):
     machine = Machine(port, f"machine{r.rank}", min_machines=3, **options).join()
     if r.rank == 2:
@@ -98,7 +98,7 @@ def test_goes_on_without_a_killed_machine(r, port, phase, options):
 
 
 @pytest.mark.later
-@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(2, alike=True, timeout=DEADLINE_S)
 def test_drops_a_slow_machine_and_lets_it_in_again(r, port):
     """A machine that lives but is too slow is dropped, and comes in again."""
     machine = Machine(
@@ -118,7 +118,7 @@ def _is_stopped(pid):
 
 @pytest.mark.later
 @pytest.mark.parametrize("phase", ["before posting", "after posting", "after writing the set", "before applying"])
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S)
 def test_a_machine_that_wakes_up_catches_up(r, port, phase):
     """The last machine is stopped until the others are two chunks further, and the keys of that time deleted."""
     machine = Machine(port, f"machine{r.rank}", min_machines=3, chunk=4).join()
@@ -139,7 +139,7 @@ def test_a_machine_that_wakes_up_catches_up(r, port, phase):
     return *ended, machine.core.log
 
 
-@ranks.on_ranks(3, timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL, 1: -signal.SIGKILL})
+@pytest.mark.on(3, timeout=DEADLINE_S, allow_exit={0: -signal.SIGKILL, 1: -signal.SIGKILL})
 def test_a_late_machine_takes_over(r, port):
     """All machines die; one that comes later takes the log up, and the run."""
     if r.rank == 2:
@@ -211,7 +211,7 @@ def _silence(exchange):
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
-@ranks.on_ranks(1, timeout=DEADLINE_S)
+@pytest.mark.on(1, timeout=DEADLINE_S)
 def test_a_displaced_process_does_not_leave_for_its_successor(r, port, silent):
     """A process goes when another one has its place, for it was silent for long: or is there alone."""
     old = Machine(port, "same", min_machines=1, lost_after_s=0.5).join().until(3)
@@ -232,7 +232,7 @@ def test_a_displaced_process_does_not_leave_for_its_successor(r, port, silent):
     assert new.store.get(mail) == b"left"
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_comparing_weights_does_not_cost_a_machine_its_place(r, port):
     """One machine compares weights, and the other one does not: it goes on at once, and waits for the first."""
     machine = (
@@ -249,7 +249,7 @@ def test_comparing_weights_does_not_cost_a_machine_its_place(r, port):
     assert stats["void"] == stats["dropped"] == 0
 
 
-@ranks.on_ranks(2, timeout=60, allow_exit={1: -signal.SIGKILL})
+@pytest.mark.on(2, timeout=60, allow_exit={1: -signal.SIGKILL})
 def test_does_not_wait_for_a_dead_machines_checksum(r, port):
     """Compared with is who was in the last record: it may be dead since."""
     machine = (
@@ -266,7 +266,7 @@ def test_does_not_wait_for_a_dead_machines_checksum(r, port):
 
 
 @pytest.mark.later
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_who_takes_part_shows_a_sign_of_life(r, port):
     """One machine's heartbeat is not seen, but its messages are: those of one that has just come back, or whose beat is slow."""
     machine = Machine(port, f"machine{r.rank}", min_machines=2, lost_after_s=3, deadline_least_s=20).join().until(AT)

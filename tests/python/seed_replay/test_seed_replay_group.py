@@ -66,7 +66,7 @@ def _at(core, machine, sample, factor, batch):
 
 
 @pytest.mark.parametrize("seconds", [None, 60.0])
-@ranks.on_ranks(2, alike=True)
+@pytest.mark.on(2, alike=True)
 def test_lists_of_different_lengths(r, seconds):
     r.init()
     model, optimizer = seed_replay_model.machine(samples=2 + r.rank, seconds=seconds, group=dist.group.WORLD)
@@ -86,7 +86,7 @@ def test_lists_of_different_lengths(r, seconds):
         ("weights", "checksum of the weights: expected the same on all ranks"),
     ],
 )
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_ranks_that_differ(r, what, said):
     r.init()
     others = {"seed": {"seed": 1}, "check_every": {"check_every": 3}, "codec": {"codec": "log9"}}
@@ -102,7 +102,7 @@ def test_ranks_that_differ(r, what, said):
         seed_replay_model.train(model, optimizer, 1)
 
 
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_rates_that_differ(r):
     """Nothing is applied, and perturbations in place leave no rounding."""
     r.init()
@@ -117,7 +117,7 @@ def test_rates_that_differ(r):
     assert optimizer.iteration == 1 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_weights_that_part_are_found(r):
     r.init()
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, check_every=2)
@@ -131,7 +131,7 @@ def test_weights_that_part_are_found(r):
         seed_replay_model.train(model, optimizer, 1)
 
 
-@ranks.on_ranks(2, allow_exit={1: 0})
+@pytest.mark.on(2, allow_exit={1: 0})
 def test_a_lost_rank_is_a_named_error_and_nothing_is_applied(r):
     r.init()
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD)

@@ -71,7 +71,7 @@ DIFFERENT = {
 
 @pytest.mark.later
 @pytest.mark.parametrize("what", DIFFERENT)
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_refuses_a_machine_with_another(r, port, what):
     from torch_lowcomm.seed_replay.store import exchange as store_exchange
 

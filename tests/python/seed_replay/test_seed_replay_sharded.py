@@ -126,7 +126,7 @@ def test_machines_of_different_sizes():
         cases.expect_equal(one, whole)
 
 
-@ranks.on_ranks(2, alike=True)
+@pytest.mark.on(2, alike=True)
 def test_mixed_precision(r):
     """FSDP2 casts the shards to bfloat16 before it gathers them: they are perturbed before."""
     r.init()
@@ -163,7 +163,7 @@ def test_mixed_precision(r):
     ],
     ids=lambda value: value if len(value) < 12 else "",
 )
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_ranks_of_a_machine_that_differ(r, what, said):
     """Both ranks of machine 0 say so; a rank on its own would wait for the other for ever."""
     r.init()
@@ -202,7 +202,7 @@ def test_ranks_of_a_machine_that_differ(r, what, said):
     ],
     ids=lambda value: value if len(value) < 12 else "",
 )
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_what_shards_do_not_do_is_refused(r, what, said):
     r.init()
     mesh = init_device_mesh("cpu", (2,))
@@ -287,7 +287,7 @@ def test_a_closure_that_raises_on_one_rank_alone_is_an_error_on_all(told_by):
     assert all(found[rank] for rank in (0, 2, 3)), found
 
 
-@ranks.on_ranks(4)
+@pytest.mark.on(4)
 def test_replicas_that_differ_are_named(r):
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -302,7 +302,7 @@ def test_replicas_that_differ_are_named(r):
     assert optimizer.iteration == 0
 
 
-@ranks.on_ranks(2)
+@pytest.mark.on(2)
 def test_weights_that_moved_are_named(r):
     r.init()
     mesh = init_device_mesh("cpu", (2,))

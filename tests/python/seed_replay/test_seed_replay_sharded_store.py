@@ -113,7 +113,7 @@ def test_a_ranks_death_is_its_machines_and_the_others_go_on(store):
     assert len(found[0][1]) == 1, "the other machine takes no part any more"
 
 
-@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(4, alike=True, timeout=DEADLINE_S)
 def test_what_the_first_rank_is_refused_all_ranks_raise(r, port):
     """Only the first rank talks to the store; what it is told there, all ranks of the machine raise."""
     machine = r.rank // 2

@@ -77,7 +77,7 @@ def test_a_machine_with_no_whole_snapshot_says_which_file_is_damaged(tmp_path, h
         seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
 
 
-@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(4, alike=True, timeout=DEADLINE_S)
 def test_a_leader_that_was_away_leaves_snapshots_and_log_alone(r, port):
     """The leader of the iteration before a snapshot is busy elsewhere until the others have made two later ones."""
     options = {"chunk": 4, "snapshot_every": 4}
@@ -288,7 +288,7 @@ def test_the_log_of_another_store_goes_with_the_chunks(store):
     assert len(set(ends)) == 1
 
 
-@ranks.on_ranks(2, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(2, alike=True, timeout=DEADLINE_S)
 def test_machines_go_on_from_both_sides_of_a_checkpoint(r, port, tmp_path):
     """Two machines were killed, one just after a snapshot and one just before; they go on at a store."""
     options = {"checkpoint": tmp_path / str(r.rank), "snapshot_every": 4}

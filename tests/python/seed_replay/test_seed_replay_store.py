@@ -58,7 +58,7 @@ def test_what_is_agreed_is_short():
 
 
 @pytest.mark.parametrize("chunk", [8, 256])
-@ranks.on_ranks(4, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(4, alike=True, timeout=DEADLINE_S)
 def test_lets_two_late_machines_in_at_once(r, port, chunk):
     """Two machines come at once when two are at it, with the first weights: they download bytes, and no weights."""
     if r.rank >= 2:
@@ -127,7 +127,7 @@ def test_keys_stay_few(store):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
-@ranks.on_ranks(3, alike=True, timeout=DEADLINE_S)
+@pytest.mark.on(3, alike=True, timeout=DEADLINE_S)
 def test_snapshots_bound_the_log(r, port, tmp_path, shared):
     """A machine comes with the first weights when the log begins later: it takes a snapshot."""
     folder = str(tmp_path) if shared else None
@@ -198,7 +198,7 @@ def test_sets_other_weights_to_a_snapshot(store):
         (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
     ],
 )
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_refuses_weights_of_another_iteration(r, port, iteration, error, says):
     if r.rank == 0:
         machine = Machine(port, "first", min_machines=1, chunk=4).join()
@@ -233,7 +233,7 @@ def test_refuses(store, arguments, error, says):
         StoreExchange(given.pop("store"), given.pop("machine_id"), **given)
 
 
-@ranks.on_ranks(1, timeout=DEADLINE_S)
+@pytest.mark.on(1, timeout=DEADLINE_S)
 def test_names_misuse_and_enters_again(r, port):
     machine = Machine(port, "only", min_machines=1)
     with pytest.raises(RuntimeError, match=r"expected join\(\) before the first iteration"):
@@ -250,13 +250,13 @@ def test_names_misuse_and_enters_again(r, port):
     machine.exchange.leave()
 
 
-@ranks.on_ranks(1, timeout=DEADLINE_S)
+@pytest.mark.on(1, timeout=DEADLINE_S)
 def test_names_who_is_there(r, port):
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more to begin with, got \['only'\] in 1 s"):
         Machine(port, "only", timeout=timedelta(seconds=1)).join()
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_the_longest_members_learning_rate_counts(r, port):
     """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
     if r.rank == 1:
@@ -283,7 +283,7 @@ def test_the_longest_members_learning_rate_counts(r, port):
     assert steps[-1] == (2.0**-8, 1)
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_a_stopped_process_has_not_lost_the_store(r, port):
     """Stopped for longer than the store's answers may take: that is no loss of the store."""
     if r.rank == 1:
@@ -300,7 +300,7 @@ def test_a_stopped_process_has_not_lost_the_store(r, port):
     assert keys.wait_for("late", 10.0) == b"there"
 
 
-@ranks.on_ranks(2, timeout=DEADLINE_S)
+@pytest.mark.on(2, timeout=DEADLINE_S)
 def test_ends_cleanly_without_a_goodbye(r, port):
     machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=4).join()
     machine.until(8)

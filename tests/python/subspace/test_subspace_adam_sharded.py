@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
-from ranks import on_ranks
 from subspace_adam_model import backward, fresh
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -33,7 +32,7 @@ def _cut(model, index, count):
     return parts
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_stages_are_one_process(r):
     """20 steps with clipping: a stage's weights have the bits of those of one process with the same gradients."""
     whole, model = (fresh(torch.float32, blocks=2 * r.size) for _ in range(2))
@@ -88,7 +87,7 @@ def _whole(model):
 
 
 @pytest.mark.parametrize(("dtype", "variant"), [(torch.float64, "project_all"), (torch.float32, "rows")], ids=str)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_shards_are_one_process(r, dtype, variant):
     mesh = init_device_mesh("cpu", (r.size,))
     model, optimizer = _sharded(dtype, mesh, variant)
@@ -125,7 +124,7 @@ def _one_process(model, optimizer, plain):
         torch.testing.assert_close(value, dict(plain.named_parameters())[name].detach(), rtol=0, atol=1e-12)
 
 
-@on_ranks("trio")
+@pytest.mark.on("trio", group={})
 def test_uneven_shards(r):
     """Shards of 24 rows on 3 ranks, of 50 too, and of 4 rows, which leave a rank without any."""
     torch.manual_seed(7)
@@ -135,13 +134,13 @@ def test_uneven_shards(r):
     _one_process(model, lc.SubspaceAdamW(model, **SETTINGS), plain)
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_replicas_of_shards(r):
     """HSDP: two replicas of two shards; W_p1, W_p2 and T_S are sums over the shards of one replica."""
     _one_process(*_sharded(torch.float64, init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))), fresh())
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_shards_of_coordinates(r):
     """FSDP2 shards coordinates along the inputs of a linear module, and an embedding's along its tokens."""
     mesh = init_device_mesh("cpu", (r.size,))
@@ -165,7 +164,7 @@ def test_shards_of_coordinates(r):
     torch.testing.assert_close(model.head.weight.full_tensor(), plain.head.weight, rtol=0, atol=1e-12)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_checkpoints_of_shards(r):
     """By distributed checkpoints with the same bits, and from two ranks to one process."""
     mesh = init_device_mesh("cpu", (r.size,))
@@ -196,7 +195,7 @@ def test_checkpoints_of_shards(r):
         torch.testing.assert_close(p.detach(), want[name], rtol=1e-4, atol=2e-5)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_gradients_of_shards(r):
     model, _ = _sharded(torch.float64, init_device_mesh("cpu", (r.size,)))
     plain = fresh()

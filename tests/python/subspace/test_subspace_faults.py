@@ -8,7 +8,6 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.basis import Basis
@@ -88,7 +87,7 @@ def _not_a_number(r, stage, x):
 
 
 @pytest.mark.parametrize("coefficients", ["fp32", "bf16", "minmax8:bucket=64"])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_nan_in_an_activation_is_refused(r, coefficients):
     """A NaN in an activation is refused whatever coefficients travel as; both ranks hear of it, and go on without."""
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients=coefficients)
@@ -118,7 +117,7 @@ class _Spoilt(torch.autograd.Function):
         return gradient * float("inf")
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_gradient_that_is_not_finite(r):
     """Exact gradients pass as torch's do, for a gradient scaler to see; clip_grad_norm tells all stages."""
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
@@ -154,7 +153,7 @@ class _Optimizer:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@on_ranks("trio")
+@pytest.mark.on("trio", group={})
 def test_a_switch_that_fails_leaves_one_version(r, when):
     """A rank fails before or after the others have changed; `resume` brings all to one version."""
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 3, torch.float64)
@@ -177,7 +176,7 @@ def test_a_switch_that_fails_leaves_one_version(r, when):
     _step(r, schedule, x, y)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_an_older_checkpoint_is_named(r):
     """A rank restarted from an older checkpoint is told so, on all ranks."""
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
@@ -188,7 +187,7 @@ def test_an_older_checkpoint_is_named(r):
         subspace.resume()
 
 
-@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's
+@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's
 def test_other_intervals_are_named(r):
     """Before any rank waits for a switch that another one does not make."""
     _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)

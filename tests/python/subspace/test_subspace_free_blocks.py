@@ -8,7 +8,6 @@ import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -233,7 +232,7 @@ def test_coordinates_of_a_stage_of_free_blocks():
 
 
 @pytest.mark.parametrize("how", ["a free stage", "freed"])
-@on_ranks("quad", timeout=120)
+@pytest.mark.on("quad", group={}, timeout=120)
 def test_stages_with_free_blocks_train(r, how):
     """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
     layers, options, sizes = {"a free stage": (4, {}, None), "freed": (6, {"free_blocks": 0}, [1, 1, 1, 3])}[how]

@@ -7,7 +7,6 @@ import subspace_case as case
 import torch
 import torch.distributed as dist
 from model import GPT, Config
-from ranks import on_ranks
 
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline.boundary import FIRST_EDGE
@@ -32,7 +31,7 @@ def test_one_process(way):
     assert model.training
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_as_the_page_writes_it(r):
     """docs/subspace.md: the stage that trains is the stage that generates, in its own group, and after a step of training too."""
     page = (Path(__file__).parents[3] / "docs" / "subspace.md").read_text()
@@ -66,7 +65,7 @@ def _count(r):
     assert calls == want, (calls, want)
 
 
-@on_ranks("quad")
+@pytest.mark.on("quad", group={})
 def test_four_stages(r):
     model, ids = _model("gpt"), case.ids()
     stage = lc.subspace.cut(model, r.rank, r.size)
@@ -97,7 +96,7 @@ def test_caches_of_stages(kind):
 
 
 @pytest.mark.later
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_more_tokens_than_chunks(r):
     """More tokens than an edge has chunks, in single precision."""
     torch.manual_seed(0)
@@ -111,7 +110,7 @@ CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NE
 
 
 @pytest.mark.parametrize("coefficients", CODED)
-@on_ranks("pair", alike=True)
+@pytest.mark.on("pair", group={}, alike=True)
 def test_coded_coefficients(r, coefficients):
     model = _model("gpt").float()
     lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), case.ids(), max_new_tokens=2)  # another codec before
@@ -129,7 +128,7 @@ def test_coded_coefficients(r, coefficients):
 
 
 @pytest.mark.parametrize("what", ["seed", "sigma", "version"])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_another_subspace_on_a_stage(r, what):
     options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
     stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
@@ -139,7 +138,7 @@ def test_another_subspace_on_a_stage(r, what):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
 
 
-@on_ranks("pair", group={"timeout_s": 300})  # longer than the test's: nothing is heard by a time-out
+@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's: nothing is heard by a time-out
 def test_two_stages_generate_after_a_failure(r):
     """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
     model, ids = lc.subspace.constrain(case.Positions(rows=40), case.RANK), case.ids()
@@ -193,7 +192,7 @@ def test_two_stages_generate_after_a_failure(r):
     assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=31), case.by_hand(model, ids, 31))
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_receives_are_posted_a_token_ahead(r):
     """A message's receive is posted before what causes it is sent: each costs one way, and a token a round trip a boundary."""
     model, ids = _model("gpt"), case.ids()
@@ -256,7 +255,7 @@ def test_refusals():
         lc.subspace.generate(stage, ids, max_new_tokens=1)
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_another_rank(r):
     with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
         lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)

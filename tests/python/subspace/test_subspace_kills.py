@@ -25,7 +25,7 @@ def _step(schedule, x, y):
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
-@ranks.on_ranks(4, timeout=120, allow_exit={1: -signal.SIGKILL})
+@pytest.mark.on(4, timeout=120, allow_exit={1: -signal.SIGKILL})
 def test_a_stage_that_is_killed_in_a_step_is_named(r, gradients):
     victim = 1
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out

@@ -5,7 +5,6 @@ import stages_case
 import subspace_case as case
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -80,7 +79,7 @@ def test_every_schedule_has_one_models_gradients(pair, name):
 
 
 @pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_the_payload_is_k_numbers_a_token(r, coefficients, bytes_a_token):
     schedule, _ = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
     x, y = _batch()
@@ -102,7 +101,7 @@ OTHERS = {  # option of a stage, and what is named
 
 
 @pytest.mark.parametrize("option", OTHERS)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_stages_that_differ_stop_with_both_values(r, option):
     schedule, (stage,) = pipeline(r, "1F1B", 4, torch.float32, constraint={option: 1 + r.rank} if option else {})
     x, y = _batch()
@@ -116,7 +115,7 @@ def test_stages_that_differ_stop_with_both_values(r, option):
         lc.pipeline.step(schedule, x, target=y, ids=x)  # of a rank whose part of the first one was over
 
 
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_a_stage_in_ddp(r):
     """A stage in torch's DDP has its module's codec and context, and trains."""
     alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
@@ -134,7 +133,7 @@ def test_a_stage_in_ddp(r):
 
 
 @pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
-@on_ranks("pair")
+@pytest.mark.on("pair", group={})
 def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(r, given):
     """The other way keeps the cut's codec; "none" is exact."""
     model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK)

@@ -5,7 +5,6 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
@@ -79,7 +78,7 @@ def _named(module):
 
 
 @pytest.mark.parametrize("how", INSIDE)
-@on_ranks("quad", group=None, timeout=180)
+@pytest.mark.on("quad", timeout=180)
 def test_inside_a_stage(r, how):
     """Training, with clipping and a step of the subspace, is that of one process on all samples."""
     run = _Run(r, INSIDE[how])
@@ -120,7 +119,7 @@ def _hooked(module, mesh):
 
 
 @pytest.mark.parametrize("how", ["ddp", "diloco"])
-@on_ranks("quad", group=None)
+@pytest.mark.on("quad")
 def test_replicas_send_coordinates(r, how):
     """A step's bytes of the average over replicas: of weights, and of their coordinates."""
     found = []
@@ -156,7 +155,7 @@ def _weights(part):
     return {name: m.weight.detach().clone() for name, m in part.named_modules() if hasattr(m, "weight")}
 
 
-@on_ranks("quad", group=None, timeout=120)
+@pytest.mark.on("quad", timeout=120)
 def test_averages_of_coordinates(r):
     """Averages of coordinates are the coordinates of averages, of gradients by DDP and of parameters by DiLoCoX."""
     runs = {}

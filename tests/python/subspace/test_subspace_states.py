@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
-from ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -72,7 +71,7 @@ def _gathered(run):
 
 
 @pytest.mark.later
-@on_ranks("quad", timeout=180)
+@pytest.mark.on("quad", group={}, timeout=180)
 def test_a_checkpoint_goes_on_at_another_number_of_stages(r):
     pair, everybody, alone = (dist.new_group(members) for members in ([0, 1], range(4), [3]))
     folder, merged = r.path("dcp"), None

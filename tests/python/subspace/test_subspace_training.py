@@ -8,7 +8,6 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from torch import nn
 
 import torch_lowcomm as lc
@@ -54,7 +53,7 @@ def _one_process(layers, stages, turn_every):
     [("1F1B", 4, 10), ("Interleaved1F1B", 8, 0)],
     ids=["steps of the subspace", "interleaved"],
 )
-@on_ranks("quad", timeout=240)
+@pytest.mark.on("quad", group={}, timeout=240)
 def test_four_processes_train_as_one(r, name, layers, turn_every):
     schedule, stages = pipelines.pipeline(r, name, layers, torch.float64)
     modules = nn.ModuleList(stage.submod for stage in stages)
