@@ -40,9 +40,8 @@ class LoopInputs:
         if given.average_buffers and model is None:
             raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
         buffers = model.named_buffers() if given.average_buffers and model is not None else ()
-        averaged = [
-            (name, buffer) for name, buffer in buffers if buffer.is_floating_point()
-        ]  # for example running means
+        # For example running means.
+        averaged = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
         parameters = held(_named_parameters(optimizer, model), site)
         return LoopInputs(given, given.for_core(), parameters, held(averaged, site))
 

@@ -145,6 +145,30 @@ def test_weights_read_in_every_way_are_perturbed():
     torch.testing.assert_close(values[0], values[1], rtol=2e-2, atol=2e-4)
 
 
+class _Adapted(nn.Module):
+    """A frozen layer and a low-rank one next to it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(4, layer.in_features) / 4)
+        self.b = nn.Parameter(torch.zeros(layer.out_features, 4))
+
+    def forward(self, x):
+        return self.layer(x) + x @ self.a.t() @ self.b.t()
+
+
+def test_lora_only():
+    model = seed_replay_model.net()
+    model[0], model[2] = _Adapted(model[0]), _Adapted(model[2])
+    frozen = [model[0].layer.weight.clone(), model[2].layer.weight.clone()]
+    model, optimizer = seed_replay_model.machine(model, samples=16, lr=3e-2)
+    assert optimizer.core.description.count(":Float") == 4
+    losses = seed_replay_model.train(model, optimizer, 60)
+    assert _mean(losses[-5:]) < 0.5 * losses[0]
+    assert torch.equal(model[0].layer.weight, frozen[0]) and torch.equal(model[2].layer.weight, frozen[1])
+
+
 def test_time_bounded():
     """Samples until the time is over, one at least; with samples= at most so many."""
     model, optimizer = seed_replay_model.machine(samples=None, seconds=1e-9)
