@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace lowcomm {
 
@@ -21,54 +22,28 @@ enum class DType : uint8_t {
   boolean = 10,
 };
 
-// Bytes of one element; 0 for a number that is no DType.
+struct DTypeInfo {
+  const char* name;
+  size_t bytes;  // of one element
+};
+
+// By number.
+inline constexpr DTypeInfo kDTypes[] = {{"opaque", 1},  {"float32", 4}, {"float16", 2}, {"bfloat16", 2},
+                                        {"float64", 8}, {"int8", 1},    {"uint8", 1},   {"int16", 2},
+                                        {"int32", 4},   {"int64", 8},   {"bool", 1}};
+
+// "unknown" and 0 bytes for a number that is no DType.
+constexpr DTypeInfo dtypeInfo(DType dtype) {
+  const auto number = static_cast<size_t>(dtype);
+  return number < std::size(kDTypes) ? kDTypes[number] : DTypeInfo{"unknown", 0};
+}
+
 constexpr size_t itemBytes(DType dtype) {
-  switch (dtype) {
-    case DType::opaque:
-    case DType::int8:
-    case DType::uint8:
-    case DType::boolean:
-      return 1;
-    case DType::float16:
-    case DType::bfloat16:
-    case DType::int16:
-      return 2;
-    case DType::float32:
-    case DType::int32:
-      return 4;
-    case DType::float64:
-    case DType::int64:
-      return 8;
-  }
-  return 0;
+  return dtypeInfo(dtype).bytes;
 }
 
 constexpr const char* dtypeName(DType dtype) {
-  switch (dtype) {
-    case DType::opaque:
-      return "opaque";
-    case DType::float32:
-      return "float32";
-    case DType::float16:
-      return "float16";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::float64:
-      return "float64";
-    case DType::int8:
-      return "int8";
-    case DType::uint8:
-      return "uint8";
-    case DType::int16:
-      return "int16";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-    case DType::boolean:
-      return "bool";
-  }
-  return "unknown";
+  return dtypeInfo(dtype).name;
 }
 
 }  // namespace lowcomm

@@ -65,13 +65,8 @@ std::vector<std::shared_ptr<OpQueue>> queuesOf(const std::vector<Backend>& backe
 
 py::dict memoryOf(const OuterMemory& memory) {
   py::dict entry;
-  entry["outer"] = memory.outer;
-  entry["momentum"] = memory.momentum;
-  entry["start"] = memory.start;
-  entry["mark"] = memory.mark;
-  entry["average"] = memory.average;
-  entry["residual"] = memory.residual;
-  entry["rounding"] = memory.rounding;
+  for (const auto& [name, part] : OuterMemory::kParts)
+    entry[name] = memory.*part;
   entry["total"] = memory.total();
   return entry;
 }

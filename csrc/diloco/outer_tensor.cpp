@@ -105,15 +105,4 @@ OuterMemory OuterTensor::memory() const {
           bytes(rounding)};
 }
 
-OuterMemory& OuterMemory::operator+=(const OuterMemory& more) {
-  outer += more.outer;
-  momentum += more.momentum;
-  start += more.start;
-  mark += more.mark;
-  average += more.average;
-  residual += more.residual;
-  rounding += more.rounding;
-  return *this;
-}
-
 }  // namespace lowcomm

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "diloco/diloco_options.h"
@@ -52,8 +53,18 @@ struct OuterLayout {
 struct OuterMemory {
   uint64_t outer = 0, momentum = 0, start = 0, mark = 0, average = 0, residual = 0, rounding = 0;
 
+  static constexpr std::pair<const char*, uint64_t OuterMemory::*> kParts[] = {
+      {"outer", &OuterMemory::outer},       {"momentum", &OuterMemory::momentum}, {"start", &OuterMemory::start},
+      {"mark", &OuterMemory::mark},         {"average", &OuterMemory::average},   {"residual", &OuterMemory::residual},
+      {"rounding", &OuterMemory::rounding},
+  };
+
   uint64_t total() const { return outer + momentum + start + mark + average + residual + rounding; }
-  OuterMemory& operator+=(const OuterMemory& more);
+  OuterMemory& operator+=(const OuterMemory& more) {
+    for (const auto& [name, part] : kParts)
+      this->*part += more.*part;
+    return *this;
+  }
 };
 
 // One parameter and what an outer loop keeps of it in host memory, 4 bytes an element unless said; undefined tensors
