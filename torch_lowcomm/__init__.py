@@ -23,7 +23,7 @@ from torch_lowcomm import _copies, ddp  # noqa: E402, F401
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
-from torch_lowcomm.groups import cancel, connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
+from torch_lowcomm.groups import connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
@@ -79,7 +79,6 @@ __all__ = [
     "TwoLevel",
     "__version__",
     "all_reduce",
-    "cancel",
     "codec",
     "connections",
     "ddp",

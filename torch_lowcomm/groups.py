@@ -91,36 +91,6 @@ def exact() -> Iterator[None]:
         scope.leave()
 
 
-def cancel(work: dist.Work, *, why: str = "its program cancelled it") -> bool:
-    """Gives up one op of a group. The group lives, and its next op is right.
-
-        work = dist.all_reduce(x, async_op=True)
-        ...
-        lc.cancel(work, why="a newer one is there")
-
-    The op ends here at once: its Work raises DistBackendError, which names the op, the rank that gave it up and `why`. On the
-    other ranks it fails in the same way, in the middle, or as soon as they issue it; a rank that has ended it keeps what it has.
-    So `work` too may end well still, when its last bytes came just then. As with any op that failed, its outputs are
-    unspecified, and no residual has changed.
-
-    Of a message between two ranks the other end fails likewise, and of the messages of a tag the next receive meets the next
-    send, as if the lost one had come. A receive from any rank for which no sender is known yet just ends.
-
-    Args:
-        work: The Work of an all_reduce or another collective, issued with `async_op=True`, or of an `isend` or `irecv`.
-        why: For the error, on all ranks; its first 1024 bytes.
-
-    Returns:
-        False where the op has ended, or had been given up before.
-
-    Raises:
-        TypeError: `work` is no Work, or that of an op that lowcomm does not carry itself, or of several ops at once.
-    """
-    if not isinstance(work, dist.Work):
-        raise TypeError(f"cancel: expected a Work, as async_op=True returns one, got {type(work).__name__}")
-    return _C.cancel(work, why)
-
-
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns counts and times of groups since they were made, or since `reset_stats`.
 

@@ -91,11 +91,6 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
                                               EngineWork::Name{name, group_.name(), op.sequence, group_.sharedEngine()},
                                               std::move(inputs), std::move(outputs), group_.callbacks, queue);
-  work->cancelBy(
-      [engine = std::weak_ptr<Engine>(group_.sharedEngine()), sequence = op.sequence](const std::string& why) {
-        const auto living = engine.lock();
-        return living && living->cancel(static_cast<uint32_t>(sequence), why);
-      });
   const bool copies = queue || !buffers->copies_in.empty() || !buffers->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();

@@ -195,19 +195,10 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
-  auto work = c10::make_intrusive<MessageWork>(
+  return c10::make_intrusive<MessageWork>(
       parts_.group.rank, request->type, profilerTitle(parts_.group.options->name, request->name()),
       EngineWork::Name{request->name(), parts_.group.name(), op.sequence, request->engine}, Tensors{request->tensor},
       request->source, parts_.group.callbacks, queue, finish);
-  work->cancelBy([engine = std::weak_ptr<Engine>(request->engine), message = std::weak_ptr<P2pMessage>(message),
-                  any = std::weak_ptr<AnyRecv>(any)](const std::string& why) {
-    const auto living = engine.lock();
-    if (!living) return false;
-    if (const auto from_any = any.lock()) return living->cancel(from_any, why);
-    const auto named = message.lock();
-    return named && living->cancel(named, why);
-  });
-  return work;
 }
 
 void PointToPoint::finish(P2pInFlight& flight) {

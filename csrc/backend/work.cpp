@@ -51,12 +51,6 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-bool EngineWork::cancel(const std::string& why) {
-  TORCH_CHECK_TYPE(cancel_, "lowcomm: cancel: expected the Work of one op that lowcomm carries, got that of ", name_.op,
-                   " on group ", name_.group);
-  return cancel_(why);
-}
-
 FuturePtr EngineWork::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   asked_ = true;

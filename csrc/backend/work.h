@@ -82,20 +82,10 @@ class EngineWork : public c10d::Work {
   // Called once, by the worker, when the outputs are written; drops the inputs and whatever they kept alive first.
   void complete(std::exception_ptr error);
 
-  // Gives an op up; false where it has ended.
-  using Cancel = std::function<bool(const std::string& why)>;
-
-  // Sets the function that cancels this op. Call it before the Work is handed out.
-  void cancelBy(Cancel cancel) { cancel_ = std::move(cancel); }
-
-  // Gives it up by that. TypeError where it cannot be.
-  bool cancel(const std::string& why);
-
  private:
   void tell(std::exception_ptr error);
 
   const Name name_;
-  Cancel cancel_;
   Tensors inputs_, outputs_;
   const std::shared_ptr<CallbackThreads> threads_;
   DeviceQueue* const queue_;

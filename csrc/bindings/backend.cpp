@@ -351,14 +351,6 @@ void bindBackend(py::module_& m) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"), py::arg("make_nccl"), py::arg("parent") = nullptr);
-  m.def(
-      "cancel",
-      [](const WorkPtr& work, const std::string& why) {
-        auto* const own = dynamic_cast<EngineWork*>(work.get());
-        TORCH_CHECK_TYPE(own, "lowcomm: cancel: expected the Work of one op that lowcomm carries, got another one");
-        return translated([&] { return own->cancel(why); });
-      },
-      py::arg("work"), py::arg("why"), py::call_guard<py::gil_scoped_release>());
   m.def("find_backend", &findBackend, py::arg("group_name"));
   m.def("backend_names", &backendNames);
   py::module_::import("atexit").attr("register")(py::cpp_function([] { settleBackends(std::chrono::seconds(1)); }));

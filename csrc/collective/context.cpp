@@ -24,11 +24,6 @@ GroupContext::GroupContext(Transport& transport, GroupConfig config)
       frames(frameCapacity(config.chunk_bytes)),
       window(transport.size() - 1) {}
 
-void GroupContext::closeTags(int peer, uint32_t first_tag) {
-  for (int connection = 0; connection < connections; ++connection)
-    transport.closeTag(Lane::bulk, peer, first_tag + static_cast<uint32_t>(connection));
-}
-
 std::string GroupContext::rankName(int rank) const {
   if (rank < 0) return "any rank";
   std::string name = "rank " + std::to_string(rank);

@@ -152,8 +152,6 @@ struct GroupContext {
   int rank() const { return transport.rank(); }
   int size() const { return transport.size(); }
 
-  // Closes the tags of the bulk lane, towards `peer`, of an op or a message whose first one is this.
-  void closeTags(int peer, uint32_t first_tag);
   std::string rankName(int rank) const;  // "rank 1 (global 5)"
 };
 

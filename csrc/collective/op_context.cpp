@@ -10,40 +10,6 @@
 
 namespace lowcomm {
 
-std::unique_lock<std::mutex> Cancellation::hold(int peer) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (cause_) throw TransportError(TransportError::Kind::cancelled, peer, "the op was given up");
-  return lock;
-}
-
-void Cancellation::give(const Cause& cause) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!cause_) cause_ = cause;
-}
-
-std::optional<Cancellation::Cause> Cancellation::given() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return cause_;
-}
-
-void Cancellation::closed() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  closed_ = true;
-  changed_.notify_all();
-}
-
-void Cancellation::endGroup() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  group_ended_ = true;
-  changed_.notify_all();
-}
-
-std::optional<Cancellation::Cause> Cancellation::settled(std::chrono::milliseconds patience) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, patience, [&] { return closed_ || (group_ended_ && !cause_); });
-  return cause_;
-}
-
 OpContext::OpContext(GroupContext& group, std::string op, uint32_t sequence)
     : group(group), op(std::move(op)), sequence(sequence), first_tag(firstTag(sequence)), start(Clock::now()) {}
 
@@ -88,7 +54,7 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
   try {
     const auto patience = deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load()));
     const bool is_receive = std::string_view(doing).starts_with("waiting for");
-    if (is_receive && cancellation && is_numbered_alike) {
+    if (is_receive && is_numbered_alike) {
       receive(transfer, peer, patience);
     } else {
       transfer.wait(patience);
@@ -103,8 +69,7 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
 
 // Ops that ranks number differently have no tag in common and would wait in silence, so a wait for a frame that is long
 // looks for messages of another op from its sender: a rank begins its next op when its frames of the one before have
-// all been received, and its peers have word of those that it gave up. Twice in a row, for that may have come and not
-// been heard.
+// all been received. Twice in a row: the frame may have come in between.
 void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
   constexpr std::chrono::milliseconds kLook{1000};
   if (deadline <= kLook) return transfer.wait(deadline);
@@ -164,11 +129,6 @@ std::exception_ptr OpContext::refusedBecause(int peer, const std::string& why) c
   return std::make_exception_ptr(PeerRefusal(story(peer, why), peer));
 }
 
-std::exception_ptr OpContext::givenUp(const Cancellation::Cause& cause) const {
-  return std::make_exception_ptr(PeerRefusal(
-      "lowcomm: " + op + " was given up by " + group.rankName(cause.by) + ": " + cause.why + numbers(), cause.by));
-}
-
 void OpContext::refused(int peer, const std::string& why) const {
   const std::string reason = why.empty() ? "it gave no reason" : why;
   throw PeerRefusal(story(peer, group.rankName(peer) + " could not send its part: " + reason), peer);
@@ -179,12 +139,6 @@ void OpContext::fail(int peer, const std::string& why) const {
 }
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
-  if (cancellation && error.kind != TransportError::Kind::timed_out) {
-    // If the peer cancelled the op and left, its notice may still be in this process's queue.
-    const bool is_cancelled = error.kind == TransportError::Kind::cancelled;
-    const auto patience = is_cancelled ? std::chrono::milliseconds(group.timeout_ms.load()) : kWordPatience;
-    if (const auto cause = cancellation->settled(patience)) std::rethrow_exception(givenUp(*cause));
-  }
   note([&](OpProgress::State& state) {
     if (!state.wait) state.wait = {peer, std::nullopt, doing, Clock::now()};  // it failed before there was a wait
   });

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -154,54 +153,18 @@ struct FrameHeader;
 struct GroupContext;
 
 // A peer could not send its data, or issued another op than this rank (a caller's mistake), and the conversation stayed
-// whole; or a rank gave the op up. The op failed, the group did not.
+// whole. The op failed, the group did not.
 struct PeerRefusal : PeerError {
   using PeerError::PeerError;
 };
 
 inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
-// For how long an op whose peer has closed the bulk lane waits for the peer's word that it gave the op up. A message's
-// wait is over when the control lane is closed too.
-inline constexpr std::chrono::milliseconds kWordPatience{500};
 
-// Every op of the worker has tags of its own, so that it can be cancelled: kOpTags of them on each lane, by its
-// sequence number. They are used anew after kTaggedOps ops.
+// Every op of the worker has tags of its own: kOpTags of them on each lane, by its sequence number. They are used again
+// after kTaggedOps ops.
 inline constexpr uint32_t kOpTags = 64;
 inline constexpr uint32_t kTaggedOps = 1 << 22;
 inline constexpr uint32_t kAgreementTag = 0, kCountsTag = 2;  // among them, of the control lane
-
-// Whether an op of the worker is cancelled (Engine::cancel), shared by the worker that runs it and the thread that
-// cancels it. Thread-safe.
-class Cancellation {
- public:
-  struct Cause {
-    int by = 0;  // the first rank to give it up
-    std::string why;
-  };
-
-  // Held while a transfer of the op begins. TransportError where it is given up: none begins any more.
-  std::unique_lock<std::mutex> hold(int peer);
-
-  // The op is given up. The first cause counts.
-  void give(const Cause& cause);
-  std::optional<Cause> given() const;
-
-  // The op's tags are closed: no span of its transfers is touched any more.
-  void closed();
-
-  // The group is over, which ends the wait for a cause.
-  void endGroup();
-
-  // Waits, at most for `patience`, until the tags of an op one of whose transfers was cancelled are closed. Returns an
-  // empty value if the op was not cancelled.
-  std::optional<Cause> settled(std::chrono::milliseconds patience);
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Cause> cause_;
-  bool closed_ = false, group_ended_ = false;
-};
 
 // One op in progress, on the group's worker or on another thread.
 class OpContext {
@@ -216,10 +179,9 @@ class OpContext {
   const uint32_t first_tag;  // of the op's own, by the first of its numbers (firstTag)
   const Clock::time_point start;
   OpCounters counters;
-  std::shared_ptr<OpProgress> progress;        // its entry in the flight record; null where nothing is recorded
-  std::shared_ptr<Cancellation> cancellation;  // of an op that can be given up; else null
-  Timeline* timeline = nullptr;                // where a profiler wants to know; else null
-  bool is_numbered_alike = false;              // by all ranks, as ops of the worker are
+  std::shared_ptr<OpProgress> progress;  // its entry in the flight record; null where nothing is recorded
+  Timeline* timeline = nullptr;          // where a profiler wants to know; else null
+  bool is_numbered_alike = false;        // by all ranks, as ops of the worker are
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
   bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
 
@@ -234,12 +196,10 @@ class OpContext {
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;
 
-  // Begins a transfer with `peer`: `start` hands it to the transport. A failure becomes a TransferError, or PeerRefusal
-  // where the op was given up.
+  // Begins a transfer with `peer`: `start` hands it to the transport. A failure becomes a TransferError.
   template <class F>
   std::unique_ptr<Transfer> begin(int peer, F&& start) const {
     try {
-      const auto held = cancellation ? cancellation->hold(peer) : std::unique_lock<std::mutex>();
       return start();
     } catch (const TransportError& error) {
       fail(peer, error, "starting a transfer");
@@ -284,17 +244,13 @@ class OpContext {
   // A PeerRefusal with `why` and the whole story.
   std::exception_ptr refusedBecause(int peer, const std::string& why) const;
 
-  // A PeerRefusal: a rank gave the op up.
-  std::exception_ptr givenUp(const Cancellation::Cause& cause) const;
-
   // Throws PeerRefusal: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;
 
   // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.
   [[noreturn]] void fail(int peer, const std::string& why) const;
 
-  // Throws TransferError: the same of a transfer that failed while `doing`. PeerRefusal where that is because the op
-  // was given up; then nothing of it is under way.
+  // Throws TransferError: the same of a transfer that failed while `doing`.
   [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
 
  private:

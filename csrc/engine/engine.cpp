@@ -22,14 +22,6 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       messages_(group_),
       ops_(group_, record_) {
   notices_.watch();
-  if (group_.size() > 1) {
-    op_notices_ = std::make_unique<OpNotices>(
-        group_, [this](int peer, const OpNotice& notice) { cancelOp(notice, peer); },
-        [this](int peer, const std::string& why) {
-          fault("lowcomm: " + group_.rankName(peer) + ": " + why, ops_.lastSequence());
-        });
-    op_notices_->start();
-  }
   worker_ = std::thread([this] { loop(); });
 }
 
@@ -39,11 +31,13 @@ Engine::~Engine() {
 
 uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32_t> given) {
   GroupOps::Entry entry{std::move(op), 0, std::move(job), std::move(done)};
-  const auto refused = ops_.add(entry, given);
+  const std::exception_ptr refused = ops_.add(entry, given);
   // This rank will not answer any more, and its notice went out when the group ended: a peer that waits for it in an
   // agreement is to see the connection close, not the deadline pass.
-  if (refused && refused->is_over) transport_->cancel(Lane::control);
-  if (refused) entry.done(refused->error, OpCounters{});
+  if (refused) {
+    transport_->cancel(Lane::control);
+    entry.done(refused, OpCounters{});
+  }
   return entry.sequence;
 }
 
@@ -97,7 +91,6 @@ void Engine::cancelWaits() {
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
   messages_.breakWaits();
-  ops_.wake();
 }
 
 void Engine::interrupt(const std::string& op, const std::string& name) {
@@ -108,28 +101,13 @@ void Engine::shutdown() {
   ops_.stop();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
-  if (endedWhy().empty()) messages_.settle(kNoticePatience);
   cancelWaits();
   ops_.waitUntilLeft();
-  if (op_notices_) op_notices_->stop();
   messages_.stop();
 }
 
 void Engine::loop() {
-  for (;;) {
-    ops_.waitForOp();
-    // An op begins when all peers can know of the earlier ops that were cancelled (OpContext::wait), or when the
-    // progress deadline for that is over. A leaving rank waits briefly, and not at all once the group is over.
-    if (op_notices_) {
-      op_notices_->settle([&](std::chrono::milliseconds waited) {
-        const std::chrono::milliseconds most(ops_.isStopping() ? kNoticePatience.count() : group_.timeout_ms.load());
-        return waited > most || !endedWhy().empty();
-      });
-    }
-    GroupOps::Entry entry;
-    const GroupOps::Next next = ops_.take(entry);
-    if (next == GroupOps::Next::stop) return;
-    if (next == GroupOps::Next::none) continue;
+  for (GroupOps::Entry entry; ops_.take(entry);) {
     runOp(entry);
     entry = {};  // what the closures hold goes before a thread that drains goes on
     group_.frames.trim();
@@ -140,7 +118,6 @@ void Engine::loop() {
 void Engine::runOp(GroupOps::Entry& entry) {
   OpContext op(group_, entry.op, entry.sequence);
   op.progress = entry.progress;
-  op.cancellation = entry.cancellation;
   op.is_numbered_alike = true;
   const std::exception_ptr error = attempt(op, [&] {
     op.note([](OpProgress::State& state) { state.start(); });
@@ -152,7 +129,6 @@ void Engine::runOp(GroupOps::Entry& entry) {
       state.end("");
     });
   });
-  ops_.ran();
   entry.done(error, op.counters);
 }
 
@@ -164,7 +140,6 @@ std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& j
 
 std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job) {
   if (!endedWhy().empty()) return ops_.ended(op.op);
-  if (const auto cause = op.cancellation ? op.cancellation->given() : std::nullopt) return op.givenUp(*cause);
   // This rank leaves the conversation in the middle: whatever its reason, the peers are left with half an op.
   const auto abandon = [&](const std::exception& why) {
     return lose(op,
@@ -238,55 +213,6 @@ void Engine::breakBulk(std::string& message) {
   transport_->cancel(Lane::bulk);
   messages_.breakWaits();
   ops_.explainEnd(message);
-}
-
-bool Engine::cancel(uint32_t sequence, const std::string& why) {
-  return cancelling(
-      why, [&](const std::string& reason) { return cancelOp({sequence, {group_.rank(), reason}}, std::nullopt); });
-}
-
-bool Engine::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
-  return cancelling(why, [&](const std::string& reason) { return messages_.cancel(message, reason); });
-}
-
-bool Engine::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
-  return cancelling(why, [&](const std::string& reason) { return messages_.cancelAny(recv, reason); });
-}
-
-bool Engine::cancelling(const std::string& why, const std::function<bool(const std::string&)>& part) {
-  if (!ops_.enterCancel()) return false;
-  struct Leave {
-    GroupOps& ops;
-    ~Leave() { ops.leaveCancel(); }
-  } leave{ops_};
-  return part(beginningOf(why, kMaxErrorText));
-}
-
-// Cancels an op once; returns whether this was the time. `from`: the peer whose notice it is.
-bool Engine::cancelOp(const OpNotice& notice, std::optional<int> from) {
-  const auto cancelled = ops_.cancel(notice, from);
-  if (!cancelled) return false;
-  if (op_notices_) op_notices_->tell(notice);
-  closeTags(notice.sequence);
-  if (cancelled->cancellation) cancelled->cancellation->closed();
-  if (const auto& queued = cancelled->queued) {
-    OpContext op(group_, queued->op, queued->sequence);
-    op.progress = queued->progress;
-    const std::exception_ptr error = op.givenUp(notice.cause);
-    op.noteFailure(whatOf(error));
-    queued->done(error, op.counters);
-  }
-  return true;
-}
-
-void Engine::closeTags(uint32_t sequence) {
-  const uint32_t first = OpContext::firstTag(sequence);
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank()) continue;
-    for (const uint32_t tag : {kAgreementTag, kCountsTag})
-      transport_->closeTag(Lane::control, peer, first + tag);
-    group_.closeTags(peer, first);
-  }
 }
 
 }  // namespace lowcomm

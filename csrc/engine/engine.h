@@ -25,13 +25,7 @@ namespace lowcomm {
 // A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
 // the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's
 // mistake (ValueError, PeerRefusal) ends only its op, and so does what fails on this rank once an op's exchange is
-// whole, and cancel():
-//
-// 1. The rank that cancels an op takes it out of the queue, or breaks the waits of its transfers: the op's tags are its
-//    own, and are closed towards every peer. It sends every peer a notice, over the control lane.
-// 2. A rank that receives the notice does the same, once, whether the op runs there, is queued, yet to come or over. So
-//    each pair of ranks exchanges one notice of the op, and both ends close the tags, after which both forget them.
-// 3. The op has failed on every rank that had not ended it, and the next one's frames have other tags.
+// whole.
 class Engine {
  public:
   // `done` is called on the worker, before the next job starts.
@@ -44,16 +38,6 @@ class Engine {
   // Returns the op's sequence number: `sequence` where the caller counts the group's ops itself (every rank gives the
   // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
   uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
-
-  // Cancels an op, for `why`, on all ranks that have not ended it: it fails with PeerRefusal, which names the rank and
-  // the reason, and the group goes on. An op that runs ends at once, and may still succeed; a queued one ends with
-  // `done` on the calling thread; on a peer it ends when the notice comes or the peer gets to the op. False if the op
-  // has ended, or was cancelled before. `sequence` is what submit() returned.
-  bool cancel(uint32_t sequence, const std::string& why);
-
-  // As P2p::cancel and P2p::cancelAny; false where the group is over.
-  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
-  bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
 
   // Runs `part` of an op on the calling thread, next to the worker and any number of other such threads: posting or
   // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
@@ -109,9 +93,6 @@ class Engine {
   GroupContext& group() { return group_; }
 
  private:
-  bool cancelling(const std::string& why, const std::function<bool(const std::string&)>& part);
-  bool cancelOp(const OpNotice& notice, std::optional<int> from);
-  void closeTags(uint32_t sequence);
   void loop();
   void runOp(GroupOps::Entry& entry);
   std::exception_ptr attempt(OpContext& op, const std::function<void()>& job);
@@ -128,7 +109,6 @@ class Engine {
   NoticeBoard notices_;
   P2p messages_;
   GroupOps ops_;
-  std::unique_ptr<OpNotices> op_notices_;  // null in a group of one rank
   std::mutex joining_;
   std::thread worker_;
 };

@@ -100,26 +100,6 @@ AnySourceMessage AnySourceMessage::parse(std::string_view text) {
   return message;
 }
 
-std::string CancelMessage::text() const {
-  return KeyValues{{{"given up", std::to_string(first_tag)},
-                    {"number", std::to_string(number)},
-                    {"by", std::to_string(cause.by)},
-                    {"why", cause.why}}}
-      .text();
-}
-
-CancelMessage CancelMessage::parse(std::string_view text) {
-  const KeyValues all = KeyValues::parse(text);
-  const auto field = [&](size_t i) { return i < all.fields.size() ? std::string_view(all.fields[i].first) : ""; };
-  if (all.fields.size() != 4 || field(1) != "number" || field(2) != "by" || field(3) != "why") {
-    throw WireError("message given up: expected the fields 'given up', 'number', 'by' and 'why', got '" +
-                    std::string(text) + "'");
-  }
-  return {numberIn("given up", all.fields[0].second),
-          numberIn("number", all.fields[1].second),
-          {static_cast<int>(numberIn("by", all.fields[2].second)), beginningOf(all.fields[3].second, kMaxErrorText)}};
-}
-
 Withdrawal Withdrawal::parse(std::string_view text) {
   const KeyValues all = KeyValues::parse(text);
   if (all.fields.size() != 3 || all.fields[0].first != "withdrawn" || all.fields[1].first != "period" ||
@@ -194,8 +174,6 @@ void AnnouncementBoard::receiveFrom(int peer) {
         handlers_.withdrawal(peer, Withdrawal::parse(text));
       } else if (first == "wanted" || first == "offered") {
         handlers_.any_source(peer, AnySourceMessage::parse(text));
-      } else if (first == "given up") {
-        handlers_.cancelled(peer, CancelMessage::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
         announcement.bytes = kFrameHeaderBytes + text.size();

@@ -132,11 +132,10 @@ constexpr uint32_t numberAfter(uint32_t number) {
 // A receiver tells this to the sender of a message, once it has posted its receives (FORMAT.md, "Point to point").
 struct Announcement {
   MessageFlow flow;
-  uint32_t frames = 0;                                // receives posted
-  uint32_t first_tag = 0;                             // the message's
-  KeyValues description = {};                         // of the message that it expects
-  size_t bytes = 0;                                   // of the frame that brought it
-  std::optional<Cancellation::Cause> cancelled = {};  // by its receiver, before it was paired; not sent
+  uint32_t frames = 0;         // receives posted
+  uint32_t first_tag = 0;      // the message's
+  KeyValues description = {};  // of the message that it expects
+  size_t bytes = 0;            // of the frame that brought it
 
   std::string text() const;
   // Throws WireError.
@@ -166,20 +165,9 @@ struct AnySourceMessage {
   static AnySourceMessage parse(std::string_view text);
 };
 
-// Each rank of a message that is cancelled sends this to the other, once (FORMAT.md, "Giving a message up").
-struct CancelMessage {
-  uint32_t first_tag = 0;     // the message's
-  uint32_t number = 0;        // set by the sender while its message is in progress, otherwise 0
-  Cancellation::Cause cause;  // of the rank that cancelled it first
-
-  std::string text() const;
-  // Throws WireError.
-  static CancelMessage parse(std::string_view text);
-};
-
 // A group's announcements: those that this rank sends, and those that come from each peer that it listens to. They
-// include withdrawals, messages about receives from any rank and cancels, in order. They travel over the control lane,
-// where they never queue behind frames. Thread-safe.
+// include withdrawals and messages about receives from any rank, in order. They travel over the control lane, where
+// they never queue behind frames. Thread-safe.
 class AnnouncementBoard {
  public:
   // Called on a thread of the board's own, of one peer in the order in which it announced; `lost` once, when there will
@@ -188,7 +176,6 @@ class AnnouncementBoard {
     std::function<void(int peer, Announcement announcement)> announcement;
     std::function<void(int peer, const Withdrawal& withdrawal)> withdrawal;
     std::function<void(int peer, const AnySourceMessage& message)> any_source;
-    std::function<void(int peer, const CancelMessage& message)> cancelled;
     std::function<void(int peer, const TransportError& why)> lost;
   };
   AnnouncementBoard(GroupContext& group, Handlers handlers);
@@ -212,7 +199,6 @@ class AnnouncementBoard {
   }
   Delivery tell(int peer, const AnySourceMessage& message) { return tell(peer, message.text(), 0); }
   Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
-  Delivery tell(int peer, const CancelMessage& message) { return tell(peer, message.text(), 0); }
 
   // Receives what `peer` announces from now on; may be called again.
   void listen(int peer);

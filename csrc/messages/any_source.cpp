@@ -169,27 +169,4 @@ void P2p::AnySource::countTheirs(int peer, const MessageFlow& name) {
   if (wanted != wanted_.end()) ++wanted->second.announced;
 }
 
-bool P2p::AnySource::cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
-  std::shared_ptr<P2pMessage> message;
-  {
-    std::lock_guard<std::mutex> choosing(choosing_);
-    {
-      std::lock_guard<std::mutex> settled(recv->mutex_);
-      if (recv->error_ || recv->lost_) return false;
-      message = recv->message_;
-    }
-    if (!message) {
-      {
-        std::lock_guard<std::mutex> lock(p2p_.mutex_);
-        std::erase(receives_[recv->flow].waiting, recv);
-      }
-      const std::exception_ptr error = recv->op.givenUp({p2p_.group_.rank(), why});
-      recv->settle(nullptr, error);
-      recv->op.note([&](OpProgress::State& state) { state.end(whatOf(error)); });
-      return true;
-    }
-  }
-  return p2p_.cancel(message, why);
-}
-
 }  // namespace lowcomm

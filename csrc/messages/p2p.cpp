@@ -32,10 +32,8 @@ P2p::P2p(GroupContext& group)
       board_(group, {[this](int peer, Announcement announcement) { received(peer, std::move(announcement)); },
                      [this](int peer, const Withdrawal& withdrawal) { withdrawals_->received(peer, withdrawal); },
                      [this](int peer, const AnySourceMessage& message) { any_source_->received(peer, message); },
-                     [this](int peer, const CancelMessage& message) { cancels_->received(peer, message); },
                      [this](int peer, const TransportError& why) { lost(peer, why); }}),
       any_source_(std::make_unique<AnySource>(*this)),
-      cancels_(std::make_unique<Cancels>(*this)),
       withdrawals_(std::make_unique<Withdrawals>(*this)) {}
 
 P2p::~P2p() {
@@ -44,14 +42,6 @@ P2p::~P2p() {
 
 void P2p::recvAny(const std::shared_ptr<AnyRecv>& recv) {
   any_source_->recv(recv);
-}
-
-bool P2p::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why) {
-  return cancels_->cancel(message, why);
-}
-
-bool P2p::cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why) {
-  return any_source_->cancel(recv, why);
 }
 
 void P2p::withdraw(int peer, uint32_t block, const std::string& why) {
@@ -66,10 +56,6 @@ void P2p::resume(OpContext& op, int peer, uint32_t block) {
   withdrawals_->resume(op, peer, block);
 }
 
-void P2p::settle(std::chrono::milliseconds patience) {
-  cancels_->settle(patience);
-}
-
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
   board_.listen(message->peer);
   FlowLock posting(*this, keyOf(*message));
@@ -79,7 +65,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
     std::lock_guard<std::mutex> lock(mutex_);
     if (message->key.flow.channel()) withdrawals_->expectTaken(*message);
     message->op.sequence = sent_[message->peer].next(message->key.flow);
-    addUnderWay(flow, message);
+    flow.under_way.push_back(message);
     flow.unannounced.push_back(message);
     const auto gone = lost_.find(message->peer);
     if (gone != lost_.end()) message->lose(gone->second);
@@ -96,10 +82,11 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
   const bool of_channel = message->key.flow.channel();
-  board_.listen(message->peer);  // for its withdrawal, or that it cancels
   std::unique_lock<std::mutex> announcing;
-  if (of_channel)
+  if (of_channel) {
+    board_.listen(message->peer);  // for its withdrawal
     announcing = std::unique_lock(withdrawals_->block(message->peer, message->key.flow.block()).announcing);
+  }
   post(flow, message, std::move(sink), of_channel);
 }
 
@@ -113,7 +100,7 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
       message->first_tag_ = tags.next();
     } while (tags.comeAgain() && underWay(message->peer, *message->first_tag_));
     message->op.sequence = flow.last = numberAfter(flow.last);
-    addUnderWay(flow, message);
+    flow.under_way.push_back(message);
     any_source_->countOwn(message->peer, message->key.flow);
   }
   message->sink_ = std::move(sink);
@@ -148,7 +135,6 @@ void P2p::pair(Flow& flow) {
   std::lock_guard<std::mutex> pairing(flow.pairing);
   std::shared_ptr<P2pSend> message;
   Announcement announcement;
-  bool cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (flow.unannounced.empty() || flow.announced.empty()) return;
@@ -157,10 +143,8 @@ void P2p::pair(Flow& flow) {
     flow.unannounced.pop_front();
     flow.announced.pop_front();
     message->first_tag_ = announcement.first_tag;
-    cancelled = message->cancelled_ || announcement.cancelled;
-    if (cancelled) cancels_->note(*message, announcement);
   }
-  cancelled ? cancels_->pair(message, announcement) : message->announced(announcement);
+  message->announced(announcement);
 }
 
 void P2p::lost(int peer, const TransportError& why) {
@@ -170,18 +154,9 @@ void P2p::lost(int peer, const TransportError& why) {
     if (std::get<0>(key) != peer) continue;
     for (const auto& message : flow.unannounced)
       message->lose(why);
-    for (const auto& message : flow.under_way)
-      message->op.cancellation->endGroup();
   }
   any_source_->lose(why);
   changed_.notify_all();
-}
-
-// With the lock.
-void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
-  flow.under_way.push_back(message);
-  const bool gets_no_answer = is_over_ || lost_.contains(message->peer);
-  if (gets_no_answer) message->op.cancellation->endGroup();
 }
 
 // With the lock. Null: it is through, or has not been posted.
@@ -195,14 +170,6 @@ std::shared_ptr<P2pMessage> P2p::underWay(int peer, uint32_t first_tag) {
 }
 
 void P2p::breakWaits() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_over_ = true;
-    for (const auto& [key, flow] : flows_) {
-      for (const auto& message : flow.under_way)
-        message->op.cancellation->endGroup();
-    }
-  }
   for (int peer = 0; peer < group_.size(); ++peer)
     lost(peer, TransportError(TransportError::Kind::cancelled, peer, "the lane was cancelled"));
 }
@@ -211,21 +178,15 @@ void P2p::finish(P2pMessage& message) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (message.dropped_) std::rethrow_exception(message.op.refusedBecause(message.peer, "it was withdrawn"));
-    if (message.cancelled_) std::rethrow_exception(message.op.givenUp(*message.op.cancellation->given()));
     message.finishing_ = true;
   }
   std::exception_ptr error;
-  try {
-    if (message.sends) {
-      auto& send = static_cast<P2pSend&>(message);
-      send.wait();
-      error = send.error();
-    } else {
-      error = finishRecv(static_cast<P2pRecv&>(message));
-    }
-  } catch (const PeerRefusal&) {  // it was cancelled in the meantime
-    error = std::current_exception();
-    message.release();
+  if (message.sends) {
+    auto& send = static_cast<P2pSend&>(message);
+    send.wait();
+    error = send.error();
+  } else {
+    error = finishRecv(static_cast<P2pRecv&>(message));
   }
   message.op.conversing = false;
   message.op.note([&](OpProgress::State& state) {
@@ -257,19 +218,14 @@ std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   return message.error();
 }
 
-// A receive learns from its first frame, or from the peer's cancel, how its sender counts the tag.
+// A receive learns from its first frame how its sender counts the tag.
 void P2p::adopt(P2pRecv& message, uint32_t number) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto flow = flows_.find(keyOf(message));  // gone where a later message was finished first
     ReceiverNumbers& received = received_[message.peer];
     if ((number & kSharedNumber) == 0) {
-      if (number != message.op.sequence) return;
-      if (flow != flows_.end()) {
-        flow->second.counted = true;
-      } else if (received.last(message.key.flow) < number) {
-        received.remember(message.key.flow, number);  // it was cancelled when it had come
-      }
+      if (number == message.op.sequence && flow != flows_.end()) flow->second.counted = true;
       return;
     }
     const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0 : flow->second.counted;
@@ -296,8 +252,6 @@ void P2p::takeDown(P2pRecv& message) {
 void P2p::forget(P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  if (done.cancelled_) return;  // in its last moment, and its peer has yet to answer
-  done.through_ = true;
   const auto flow = flows_.find(keyOf(done));
   if (flow == flows_.end()) return;
   auto& under_way = flow->second.under_way;
@@ -305,10 +259,9 @@ void P2p::forget(P2pMessage& done) {
   if (at == under_way.end()) return;  // a later one was through before
   const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
     if (message.get() == &done) return false;
-    if (message->finishing_ || message->cancelled_ || !message->isThrough()) return true;
+    if (message->finishing_ || !message->isThrough()) return true;
     message->op.note([](OpProgress::State& state) { state.end(""); });
     if (auto* const received = dynamic_cast<P2pRecv*>(message.get())) takeDown(*received);
-    message->through_ = true;
     return false;
   };
   const auto first = done.key.flow.channel() ? at : under_way.begin();  // a channel's messages are all finished

@@ -93,19 +93,6 @@ class P2p {
   //    from there on it is a receive from that rank. Other offers are kept for the next such receive.
   void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
-  // Cancels a message, for `why`, on both ranks; `message` is of a tag. Its other end fails when the cancel comes there
-  // or it is posted, and the flow's next message meets the next receive: both have been counted. finish() throws
-  // PeerRefusal with the rank and the reason; a message in progress may still succeed. False if the message is through,
-  // or was cancelled before. Does not wait.
-  // 1. The rank that cancels it closes the message's tags and sends the peer a CancelMessage. A sender that does not
-  //    know the tags, because no receive was announced, does both when one is.
-  // 2. The peer closes the tags too and answers: a sender once it has posted the message, because its answer has the
-  //    number. Then neither remembers the message.
-  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
-
-  // cancel() for the message once its sender is known; until then the receive is removed from those that wait.
-  bool cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
-
   // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
   // decodes the frames of a receive as they arrive. The deadline begins with the wait; progress of other messages on
   // the link does not extend it. Throws the ValueError of a send that could not be encoded, PeerRefusal if the sender's
@@ -127,9 +114,6 @@ class P2p {
   // Withdraws, waits until the peer has and until nothing of the block is under way, then takes messages again. Both
   // sides call it. `op` is the caller's own. Throws TransferError.
   void resume(OpContext& op, int peer, uint32_t block);
-
-  // Waits, for at most `patience`, until peers have received the cancels of this rank.
-  void settle(std::chrono::milliseconds patience);
 
   // Breaks the waits for receivers: the bulk lane has been cancelled. Any number of times.
   void breakWaits();
@@ -168,10 +152,8 @@ class P2p {
     Flow* flow_;
   };
   class AnySource;
-  class Cancels;
-  class Withdrawals;  // messages/p2p_parts.h has the three
+  class Withdrawals;  // messages/p2p_parts.h has both
 
-  void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
   void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, bool of_channel);
   void pair(Flow& flow);
   void received(int peer, Announcement announcement);
@@ -187,7 +169,6 @@ class P2p {
   GroupContext& group_;
   AnnouncementBoard board_;  // before what holds its buffers
   std::unique_ptr<AnySource> any_source_;
-  std::unique_ptr<Cancels> cancels_;
   std::unique_ptr<Withdrawals> withdrawals_;
   std::mutex mutex_;                   // of all below
   std::map<Key, Flow> flows_;          // an entry stays where it is
@@ -195,7 +176,6 @@ class P2p {
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
   std::map<int, MessageTags> tags_;     // of messages that this rank receives
-  bool is_over_ = false;                // no message is cancelled any more
   std::condition_variable changed_;     // a block's withdrawal has come, or lost_
 };
 

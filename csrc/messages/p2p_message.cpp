@@ -83,9 +83,7 @@ P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key
       sends(sends),
       description_(describeMessage(this->key, this->plan, type_name, type_elements)),
       description_hash_(fnv1a(description_.text())),
-      versions_crc_(crcOfVersions(this->key.samples)) {
-  op.cancellation = std::make_shared<Cancellation>();
-}
+      versions_crc_(crcOfVersions(this->key.samples)) {}
 
 std::string P2pMessage::countedAs() const {
   const std::string verb = sends ? "send" : "recv";
@@ -128,7 +126,7 @@ void P2pSend::encode(Source& source) {
     Outgoing frame{op.group.frames.take(room), 0};
     frame.bytes = encodeFrame(source, k, frame.buffer.get());
     std::lock_guard<std::mutex> lock(mutex_);
-    if (refused_ || left_) return;  // error frames have gone in place of all, or nothing goes
+    if (refused_) return;  // error frames have gone in place of all
     op.counters.wire_bytes += frame.bytes;
     frames_.push_back(std::move(frame));
     if (announced_) sendReady();
@@ -193,7 +191,6 @@ void P2pSend::sendErrors(uint32_t frames, const std::string& reason) {
 
 void P2pSend::start(size_t k, std::span<const std::byte> frame) {
   try {
-    const auto held = op.cancellation->hold(peer);
     transfers_.push_back(op.group.transport.isend(Lane::bulk, peer, transportTag(k), frame));
   } catch (const TransportError& error) {
     lost_ = error;
@@ -232,21 +229,9 @@ bool P2pSend::isThrough() {
   return announced_ && transfers_.size() == frames && haveSucceeded(transfers_);
 }
 
-void P2pSend::leave() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  left_ = true;
-  changed_.notify_all();
-}
-
 std::exception_ptr P2pSend::error() {
   std::lock_guard<std::mutex> lock(mutex_);
   return own_error_ ? own_error_ : refused_;
-}
-
-void P2pSend::release() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  transfers_.clear();
-  frames_.clear();
 }
 
 void P2pSend::lose(const TransportError& error) {
@@ -257,28 +242,23 @@ void P2pSend::lose(const TransportError& error) {
 
 void P2pSend::wait() {
   ConditionWait announced(mutex_, changed_, peer, "it to be posted", [this] {
-    const bool known = announced_ || refused_ || left_;
+    const bool known = announced_ || refused_;
     if (!known && lost_) throw TransportError(*lost_);
     return known;
   });
   op.wait(announced, peer, "waiting for the receive of it");
   std::optional<TransportError> lost;
-  bool left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    left = left_;
     op.counters.received_bytes += announcement_bytes_;
     lost = lost_;
-  }
-  if (left) {
-    // The thread that cancels the message is about to close its tags: until then the transport may read its frames.
-    const auto cause = op.cancellation->settled(std::chrono::milliseconds(op.group.timeout_ms.load()));
-    std::rethrow_exception(op.givenUp(*cause));
   }
   if (lost) op.fail(peer, *lost, "starting a transfer");
   for (size_t k = 0; k < transfers_.size(); ++k)
     op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
-  release();
+  std::lock_guard<std::mutex> lock(mutex_);
+  transfers_.clear();
+  frames_.clear();
 }
 
 P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,
@@ -329,10 +309,6 @@ void P2pRecv::drop(OpContext& resuming) {
 
 bool P2pRecv::isThrough() {
   return haveSucceeded(transfers_) && hasSucceeded(*announcement_.transfer);
-}
-
-bool P2pRecv::hasFirst() {
-  return hasSucceeded(*transfers_.front());
 }
 
 // Its announcement may still be on its way.

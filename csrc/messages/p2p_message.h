@@ -104,10 +104,6 @@ class P2pMessage {
   virtual void drop(OpContext& resuming) = 0;
   // Whether all of it has been sent or received. Only for a message that no thread finishes.
   virtual bool isThrough() = 0;
-  // It is cancelled: its wait for the peer is over, and nothing more begins.
-  virtual void leave() = 0;
-  // Lets go of its frames. Its tags are closed, or it is through.
-  virtual void release() = 0;
   uint32_t transportTag(size_t k) const { return MessageTags::ofFrame(k, op.group.connections, *first_tag_); }
   FrameHeader header(const Frame& frame) const;
   // The flight record's: what both sides must mean, and how many frames will come.
@@ -121,8 +117,6 @@ class P2pMessage {
   bool finishing_ = false;
   bool taken_down_ = false;
   bool dropped_ = false;               // its block has begun anew: it is as good as refused
-  bool through_ = false;               // it is over, and was not cancelled
-  bool cancelled_ = false;             // by either rank
   std::optional<uint32_t> first_tag_;  // of its own; of a send known once it is announced
 };
 
@@ -154,8 +148,6 @@ class P2pSend : public P2pMessage {
   void refuse(const Announcement& theirs, const std::string& why);
   void drop(OpContext& resuming) override;
   bool isThrough() override;
-  void leave() override;
-  void release() override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
   // Waits until every frame has left. Throws TransferError.
@@ -177,7 +169,6 @@ class P2pSend : public P2pMessage {
   std::condition_variable changed_;
   bool announced_ = false;
   std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn
-  bool left_ = false;           // it is cancelled
   std::optional<TransportError> lost_;
   size_t announcement_bytes_ = 0;
   std::vector<Outgoing> frames_;
@@ -202,10 +193,8 @@ class P2pRecv : public P2pMessage {
   std::optional<std::span<const std::byte>> take(size_t k, Adopt&& adopt);
   void drop(OpContext& resuming) override;
   bool isThrough() override;
-  void leave() override {}
-  void release() override;
-  // Whether the first frame has arrived. Only for a message that no thread finishes.
-  bool hasFirst();
+  // Releases its frames: it is through.
+  void release();
   // The header of the first frame of a message that is through; nothing where it does not open.
   std::optional<FrameHeader> firstHeader() const;
   // PeerRefusal where error frames came. Null where the message did.

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,7 +23,6 @@ class P2p::AnySource {
   explicit AnySource(P2p& p2p) : p2p_(p2p) {}
 
   void recv(const std::shared_ptr<AnyRecv>& recv);
-  bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
 
   // The board's handler of a question or an offer.
   void received(int peer, const AnySourceMessage& message);
@@ -67,36 +64,6 @@ class P2p::AnySource {
   std::mutex offering_;
   std::map<MessageFlow, Receives> receives_;              // with the lock
   std::map<std::pair<int, MessageFlow>, Wanted> wanted_;  // with the lock
-};
-
-// Messages that are cancelled (P2p::cancel).
-class P2p::Cancels {
- public:
-  explicit Cancels(P2p& p2p) : p2p_(p2p) {}
-
-  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
-
-  // The board's handler of the peer's message.
-  void received(int peer, const CancelMessage& notice);
-
-  // With the lock. Marks a send as cancelled when it is paired with an announcement and either of the two is.
-  void note(P2pMessage& message, const Announcement& announcement);
-
-  // Without the lock. Closes the tags of such a send and tells the peer.
-  void pair(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
-
-  void settle(std::chrono::milliseconds patience);
-
- private:
-  Announcement* announced(int peer, uint32_t first_tag);
-  void leave(P2pMessage& message, bool closes, bool tells);
-  void tell(const P2pMessage& message);
-  void tell(int peer, const CancelMessage& notice);
-  void forget(P2pMessage& message);
-
-  P2p& p2p_;
-  std::mutex telling_;
-  std::list<AnnouncementBoard::Delivery> told_;  // messages of this kind in transfer
 };
 
 // Withdrawals from blocks of channels (P2p::withdraw).

@@ -97,7 +97,7 @@ void P2p::Withdrawals::refuseRest(int peer, const MessageFlow& name) {
                                                   planP2p(0, CodecSpec{}, DType::float32, p2p_.group_.chunk_bytes)));
       answers[i]->op.sequence = p2p_.sent_[peer].next(name);
       answers[i]->first_tag_ = unanswered[i].first_tag;
-      p2p_.addUnderWay(flow, answers[i]);
+      flow.under_way.push_back(answers[i]);
     }
   }
   for (const auto& message : behind)

@@ -26,13 +26,13 @@ struct TransportError : std::runtime_error {
 };
 
 // One message under way. Dropping it before it is done does not stop it: its span must stay valid until wait() has
-// returned or Transport::cancel() or closeTag() has.
+// returned or Transport::cancel() has.
 class Transfer {
  public:
   virtual ~Transfer() = default;
 
   // Blocks until the message has left (send) or arrived (receive). Throws TransportError: timed_out when it has not
-  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel or closeTag, here or at the peer.
+  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel.
   virtual void wait(std::chrono::milliseconds deadline) = 0;
 };
 
@@ -81,13 +81,6 @@ class Transport {
   // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
-
-  // This rank takes no more part in what has the tag, and the lane lives. Its transfers fail as cancelled, and no span
-  // of theirs is touched after the return; none may be begun. What the peer sends is dropped. Nothing fails at the peer
-  // by it but transfers with those that failed here, and sends that are dropped: it is to close the tag too. A tag that
-  // both have closed is as it was before it was first used, and neither remembers it. Once for each use of a tag, from
-  // any thread. Of a peer that is gone nothing is under way.
-  virtual void closeTag(Lane lane, int peer, uint32_t tag) = 0;
 
   // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.
   virtual std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) = 0;

@@ -10,7 +10,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -48,7 +47,6 @@ struct MemoryHub::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, Mailbox> mailboxes;
-  std::set<Key> closed;  // lane, who has closed, its peer, tag
   std::vector<std::array<bool, kLanes>> ended;
   std::vector<char> stalled;
   Tamper tamper;
@@ -70,26 +68,6 @@ struct MemoryHub::State {
       end(*send);
       end(*receive);
     }
-    changed.notify_all();
-  }
-
-  // One end of a tag. What the other has sent is dropped; its receives wait until it closes the tag too.
-  void close(const Key& key) {
-    const auto [lane, here, there, tag] = key;
-    const auto drop = [&](const Key& from, bool receives) {
-      const auto box = mailboxes.find(from);
-      if (box == mailboxes.end()) return;
-      for (SlotPtr& slot : box->second.sends)
-        fail(*slot, Kind::cancelled, "the message was cancelled");
-      box->second.sends.clear();
-      for (size_t i = 0; receives && i < box->second.receives.size(); ++i)
-        fail(*box->second.receives[i], Kind::cancelled, "the message was cancelled");
-      if (receives) box->second.receives.clear();
-      if (box->second.receives.empty()) mailboxes.erase(box);
-    };
-    drop({lane, here, there, tag}, /*receives=*/false);
-    drop({lane, there, here, tag}, /*receives=*/true);
-    if (closed.erase({lane, there, here, tag}) == 0) closed.insert(key);
     changed.notify_all();
   }
 
@@ -175,11 +153,6 @@ class MemoryTransport : public Transport {
 
   void cancel(Lane lane) override { state_->end(rank_, lane, Kind::cancelled); }
 
-  void closeTag(Lane lane, int peer, uint32_t tag) override {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->close({lane, rank_, peer, tag});
-  }
-
   std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
     std::lock_guard<std::mutex> lock(state_->mutex);
     const auto from = state_->mailboxes.lower_bound({lane, peer, rank_, first});
@@ -198,9 +171,6 @@ class MemoryTransport : public Transport {
       MemoryHub::State::fail(box.*queue, Kind::cancelled);
     } else if (state_->ended[slot->peer][lane]) {
       MemoryHub::State::fail(box.*queue, Kind::closed);
-    } else if (state_->closed.contains({Lane(lane), slot->peer, rank_, std::get<3>(key)}) && queue == &Mailbox::sends) {
-      MemoryHub::State::fail(*slot, Kind::cancelled, "the message was cancelled by the peer");
-      box.sends.pop_back();
     } else {
       state_->deliver(key, box);
     }

@@ -21,7 +21,6 @@ class ForwardingTransport : public Transport {
   }
   void cancel(Lane lane) override { inner_->cancel(lane); }
   void acknowledge() override { inner_->acknowledge(); }
-  void closeTag(Lane lane, int peer, uint32_t tag) override { inner_->closeTag(lane, peer, tag); }
   std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
     return inner_->unclaimed(lane, peer, first, end);
   }

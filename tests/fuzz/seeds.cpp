@@ -140,7 +140,6 @@ int main(int argc, char** argv) {
   write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, {}, expected}.text());
   write(corpus / "text", "announcement-tag",
         Announcement{{MessageFlow::Kind::tag, 3}, 1, kFirstMessageTag, expected}.text());
-  write(corpus / "text", "given-up", CancelMessage{kFirstMessageTag + 64, 7, {1, "nobody needs it"}}.text());
   write(corpus / "text", "withdrawal", Withdrawal{7, 2, "stage 1: micro-batch 3: a NaN\nand more"}.text());
   const auto header = bytesOf({72, 24, 144, "float16", "0.0.sent", "a run"}, "");
   std::string hello(tcp::kHelloBytes, 0), stream(1, 63);
@@ -153,8 +152,7 @@ int main(int argc, char** argv) {
   for (const tcp::Record& record :
        {tcp::Record{tcp::Record::Kind::message, 1, 0, 90}, tcp::Record{tcp::Record::Kind::delivered, 0, 0, 0},
         tcp::Record{tcp::Record::Kind::message, 5, 1, 40}, tcp::Record{tcp::Record::Kind::message, 1, 2, 0},
-        tcp::Record{tcp::Record::Kind::message, 1, 3, 5}, tcp::Record{tcp::Record::Kind::given_up, 0, 3},
-        tcp::Record{tcp::Record::Kind::closed, 1}}) {
+        tcp::Record{tcp::Record::Kind::message, 1, 3, 5}}) {
     const size_t at = stream.size();
     stream.resize(at + tcp::kRecordHeaderBytes + record.bytes, 'x');
     tcp::write(record, bytesIn(stream, at, tcp::kRecordHeaderBytes).first<tcp::kRecordHeaderBytes>());

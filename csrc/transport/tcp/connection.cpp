@@ -37,9 +37,9 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, MessageStream& channel, uint6
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
-  const auto [bytes, cut] = channel_.out().promise(out_, manner_.piece_bytes - kPieceHeaderBytes);
+  const size_t bytes = channel_.out().promise(out_, manner_.piece_bytes - kPieceHeaderBytes);
   if (bytes == 0 && !even_empty) return false;
-  tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in(), cut}, out_header_);
+  tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in()}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
   out_left_ = bytes;
   place_ = bytes == 0 ? 0 : channel_.out().placeOf(out_);
@@ -107,7 +107,6 @@ std::optional<std::string> Connection::take(size_t bytes) {
   in_header_have_ = 0;
   const Piece piece = parsePiece(in_header_);
   channel_.out().received(piece.received);
-  if (piece.cut) channel_.cut();
   in_left_ = piece.bytes;
   if (!piece.last) return {};
   said_last_ = true;

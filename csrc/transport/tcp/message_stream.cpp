@@ -27,13 +27,6 @@ std::shared_ptr<Delivery> MessageStream::receive(uint32_t tag, std::span<std::by
   return receives_.receive(tag, room, std::move(then));
 }
 
-void MessageStream::closeTag(uint32_t tag) {
-  std::lock_guard lock(mutex_);
-  if (failed_) return;
-  sends_.closeTag(tag);
-  receives_.closeTag(tag);
-}
-
 std::optional<uint32_t> MessageStream::unclaimed(uint32_t first) {
   std::lock_guard lock(mutex_);
   return receives_.unclaimed(first);
@@ -72,21 +65,10 @@ void MessageStream::handle(const Record& record) {
     case Record::Kind::body:
       return receives_.beginBody(record);
     case Record::Kind::delivered:
-      return sends_.delivered(record.number, /*dropped=*/false);
+      return sends_.delivered(record.number);
     case Record::Kind::wanted:
       return sends_.wanted(record.number);
-    case Record::Kind::given_up:
-      return receives_.givenUp(record.number);
-    case Record::Kind::dropped:
-      return sends_.delivered(record.number, /*dropped=*/true);
-    case Record::Kind::closed:
-      return receives_.closedByPeer(record.tag);
   }
-}
-
-void MessageStream::cut() {
-  if (header_have_ > 0) throw WireError("piece: expected no cut in the middle of a record, got one");
-  receives_.cut();
 }
 
 bool MessageStream::failed() {

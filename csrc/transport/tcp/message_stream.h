@@ -30,8 +30,6 @@ namespace lowcomm::tcp {
 // that has `most_early` bytes under way, kMessageCost added for each message, offers what is more, and its bytes follow
 // when they are wanted (Record::offered). Nor does it offer more messages than would cost as much.
 //
-// Either end may close a tag, which cancels all that it sends and receives with it.
-//
 // Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
 // without it.
 class MessageStream {
@@ -45,9 +43,6 @@ class MessageStream {
   std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1,
                                  std::function<void()> then = {});
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then = {});
-
-  // As Transport::closeTag.
-  void closeTag(uint32_t tag);
 
   // The lowest tag from `first` on of a message that has begun to come and has no receive.
   std::optional<uint32_t> unclaimed(uint32_t first);
@@ -71,9 +66,6 @@ class MessageStream {
   // The first `bytes` of room() have been filled. WireError for an invalid or untimely record, a message longer than
   // its receive, or more messages without receives than allowed.
   void arrived(size_t bytes);
-
-  // The message under way, if there is one, ends here. WireError in the middle of a record.
-  void cut();
 
   // The connection has written the stream out as far as `end`.
   void wrote(uint64_t end);

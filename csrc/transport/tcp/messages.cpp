@@ -11,8 +11,6 @@ using Kind = TransportError::Kind;
 
 namespace {
 
-constexpr size_t kMostClosedTags = 1 << 20;  // by a peer, that this rank has yet to close
-
 void expectFits(const Record& record, size_t room) {
   if (record.bytes <= room) return;
   throw WireError("message with tag " + std::to_string(record.tag) + ": expected at most " + std::to_string(room) +
@@ -77,7 +75,7 @@ std::shared_ptr<Delivery> Sends::send(uint32_t tag, std::span<const std::byte> d
   } else {
     out_.append({Record::Kind::offered, tag, sent_, data.size()}, {}, place);
   }
-  undelivered_[sent_++] = {delivery, data, place, out_.end(), tag, !is_unasked, is_unasked};
+  undelivered_[sent_++] = {delivery, data, place, out_.end(), !is_unasked, is_unasked};
   return delivery;
 }
 
@@ -89,7 +87,6 @@ Sends::Undelivered& Sends::undelivered(uint64_t number, const char* record) {
 
 void Sends::wanted(uint64_t number) {
   Undelivered& message = undelivered(number, "wanted");
-  if (message.given_up) return;  // and the peer is about to receive the record of that
   if (!std::exchange(message.is_offered, false))
     throw WireError("message wanted: expected one that was offered, got number " + std::to_string(number));
   --offered_;
@@ -97,32 +94,14 @@ void Sends::wanted(uint64_t number) {
   message.end = out_.end();
 }
 
-void Sends::delivered(uint64_t number, bool dropped) {
-  Undelivered& message = undelivered(number, dropped ? "dropped" : "delivered");
+void Sends::delivered(uint64_t number) {
+  Undelivered& message = undelivered(number, "delivered");
   // Its sender would have its bytes again while they leave.
-  const bool leaves = message.end > out_.begin() && out_.has(number);
-  if (leaves || (message.is_offered && !message.given_up && !dropped))
+  if (message.end > out_.begin() || message.is_offered)
     throw WireError("message delivered: expected one that was sent, got number " + std::to_string(number));
   if (message.is_unasked) unasked_ -= earlyCost(message.data.size());
-  if (message.is_offered) --offered_;
-  dropped ? message.delivery->fail(Kind::cancelled, kCancelledByPeer) : message.delivery->complete(message.data.size());
+  message.delivery->complete(message.data.size());
   undelivered_.erase(number);
-}
-
-void Sends::closeTag(uint32_t tag) {
-  std::vector<uint64_t> numbers;
-  for (const auto& [number, message] : undelivered_) {
-    if (message.tag == tag && !message.given_up) numbers.push_back(number);
-  }
-  if (numbers.empty()) return;
-  std::sort(numbers.begin(), numbers.end());
-  for (const uint64_t number : numbers) {
-    undelivered_[number].given_up = true;
-    out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
-  }
-  out_.giveUp(numbers);
-  for (const uint64_t number : numbers)
-    undelivered_[number].delivery->fail(Kind::cancelled, kCancelledHere);  // now the caller may free its bytes
 }
 
 void Sends::fail(Kind kind, const std::string& why) {
@@ -143,7 +122,6 @@ std::shared_ptr<Delivery> Receives::receive(uint32_t tag, std::span<std::byte> r
   const std::shared_ptr<Incoming> message = std::move(early->second.front());
   early->second.pop_front();
   if (early->second.empty()) early_.erase(early);
-  if (message->given_up) return delivery->fail(Kind::cancelled, kCancelledByPeer), delivery;
   if (message->offered()) uncount(*message);
   expectFits(message->record, room.size());
   message->room = room;
@@ -158,10 +136,7 @@ std::shared_ptr<Delivery> Receives::receive(uint32_t tag, std::span<std::byte> r
 }
 
 std::optional<uint32_t> Receives::unclaimed(uint32_t first) const {
-  const auto comes = [](const auto& message) { return !message->given_up; };
-  const auto found = std::find_if(early_.lower_bound(first), early_.end(), [&](const auto& of_tag) {
-    return std::any_of(of_tag.second.begin(), of_tag.second.end(), comes);
-  });
+  const auto found = early_.lower_bound(first);
   return found == early_.end() ? std::nullopt : std::optional(found->first);
 }
 
@@ -175,15 +150,14 @@ void Receives::begin(const Record& record) {
   message->record = record;
   coming_.emplace(record.number, message);
   match(message);
-  if (!message->delivery && !message->given_up) count(*message);
+  if (!message->delivery) count(*message);
   if (message->offered()) {
-    if (message->given_up) return drop(record.number);
     if (message->delivery) want(*message);
     return;
   }
   if (message->delivery) {
     message->to = message->room.first(record.bytes);
-  } else if (!message->given_up) {
+  } else {
     message->own.resize(record.bytes);
     message->to = message->own;
   }
@@ -200,25 +174,19 @@ void Receives::beginBody(const Record& record) {
     throw WireError("body of message " + std::to_string(record.number) + ": expected " +
                     std::to_string(coming_now_->record.bytes) + " bytes, got " + std::to_string(record.bytes));
   }
-  if (!coming_now_->given_up) coming_now_->to = coming_now_->room.first(record.bytes);
+  coming_now_->to = coming_now_->room.first(record.bytes);
   if (record.bytes == 0) arrived(0);
 }
 
 std::span<std::byte> Receives::room() {
-  if (!coming_now_->given_up) return coming_now_->to.subspan(coming_now_->have);
-  dropped_.resize(kShortPieceBytes);
-  return std::span(dropped_).first(std::min<uint64_t>(kShortPieceBytes, coming_now_->record.bytes - coming_now_->have));
+  return coming_now_->to.subspan(coming_now_->have);
 }
 
 void Receives::arrived(size_t bytes) {
   coming_now_->have += bytes;
   if (coming_now_->have < coming_now_->record.bytes) return;
   const std::shared_ptr<Incoming> message = std::exchange(coming_now_, nullptr);
-  if (message->given_up) {
-    drop(message->record.number);
-  } else if (message->delivery) {
-    finish(*message);
-  }
+  if (message->delivery) finish(*message);
 }
 
 // A message that has no receive yet takes memory here, however short it is.
@@ -230,8 +198,7 @@ void Receives::count(Incoming& message) {
     throw WireError("messages without receives: expected at most " + std::to_string(most_early_) + " bytes, " +
                     std::to_string(kMessageCost) + " added for each, got " + std::to_string(early_bytes_));
   }
-  // Messages that their sender has cancelled before they left come as offers too.
-  const uint64_t most = 2 * (most_early_ / kMessageCost);
+  const uint64_t most = most_early_ / kMessageCost;
   if (early_offers_ <= most) return;
   throw WireError("offered messages without receives: expected at most " + std::to_string(most) + ", got " +
                   std::to_string(early_offers_));
@@ -244,9 +211,7 @@ void Receives::uncount(Incoming& message) {
 // A message that has begun to come meets its receive, if that is posted.
 void Receives::match(const std::shared_ptr<Incoming>& message) {
   const uint32_t tag = message->record.tag;
-  if (const auto known = closed_.find(tag); known != closed_.end() && known->second) {
-    message->given_up = true;
-  } else if (auto receive = takePosted(tag)) {
+  if (auto receive = takePosted(tag)) {
     message->delivery = std::move(receive->delivery);
     message->room = receive->room;
     expectFits(message->record, message->room.size());
@@ -277,63 +242,6 @@ void Receives::finish(Incoming& message) {
   out_.append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
   reported_up_to_ = out_.end();
   coming_.erase(message.record.number);
-}
-
-void Receives::cancel(Incoming& message, const char* why) {
-  if (std::exchange(message.given_up, true)) return;
-  uncount(message);
-  message.own = {};
-  if (message.delivery) message.delivery->fail(Kind::cancelled, why);
-}
-
-// Nothing more comes of a message that was cancelled.
-void Receives::drop(uint64_t number) {
-  coming_.erase(number);
-  dropped_ = {};
-  out_.append({Record::Kind::dropped, 0, number, 0}, {}, /*place=*/0);
-}
-
-void Receives::cut() {
-  if (coming_now_) cancel(*std::exchange(coming_now_, nullptr), kCancelledByPeer);
-}
-
-// The peer has cancelled the message; this record follows all others of the message.
-void Receives::givenUp(uint64_t number) {
-  if (number >= come_) {
-    throw WireError("message given up: expected a number below " + std::to_string(come_) + ", got " +
-                    std::to_string(number));
-  }
-  const auto message = coming_.find(number);
-  if (message == coming_.end()) return;  // it was delivered or dropped before
-  cancel(*message->second, kCancelledByPeer);
-  drop(number);
-}
-
-void Receives::closeTag(uint32_t tag) {
-  std::vector<uint64_t> over;
-  for (auto& [number, message] : coming_) {
-    if (message->record.tag != tag || message->given_up) continue;
-    cancel(*message, kCancelledHere);
-    const bool nothing_comes = message->offered() || message->have == message->record.bytes;
-    if (!message->delivery && nothing_comes) over.push_back(number);
-  }
-  for (const uint64_t number : over)
-    drop(number);
-  early_.erase(tag);
-  while (const auto receive = takePosted(tag))
-    receive->delivery->fail(Kind::cancelled, kCancelledHere);
-  out_.append({Record::Kind::closed, tag}, {}, /*place=*/0);
-  if (!closed_.emplace(tag, true).second) closed_.erase(tag);  // nothing more comes of it
-}
-
-void Receives::closedByPeer(uint32_t tag) {
-  const auto [known, is_new] = closed_.emplace(tag, false);
-  if (is_new) {
-    if (closed_.size() <= kMostClosedTags) return;
-    throw WireError("closed tags: expected at most " + std::to_string(kMostClosedTags) + ", got more");
-  }
-  if (!known->second) throw WireError("tag closed: expected one that is not, got " + std::to_string(tag) + " again");
-  closed_.erase(known);
 }
 
 void Receives::fail(Kind kind, const std::string& why) {

@@ -60,7 +60,7 @@ inline uint64_t earlyCost(uint64_t bytes) {
   return bytes + kMessageCost;
 }
 
-// The messages that this rank sends over a channel: from send() until the peer reports each delivered or dropped. A
+// The messages that this rank sends over a channel: from send() until the peer reports each delivered. A
 // message's bytes stay where the caller has them. Messages of more than `most_early` bytes in all, earlyCost() each,
 // are offered, and their bytes follow when the peer wants them.
 //
@@ -75,23 +75,18 @@ class Sends {
 
   // The peer's records about message `number`. WireError for one that does not fit the message's state.
   void wanted(uint64_t number);
-  void delivered(uint64_t number, bool dropped);
-
-  // Cancels the tag's messages: their callers may free the bytes.
-  void closeTag(uint32_t tag);
+  void delivered(uint64_t number);
 
   void fail(TransportError::Kind kind, const std::string& why);
 
  private:
-  // A message which the peer has reported neither delivered nor dropped.
+  // A message which the peer has not reported delivered.
   struct Undelivered {
     std::shared_ptr<Delivery> delivery;
     std::span<const std::byte> data;
     uint64_t place = 0, end = 0;  // end: of its bytes in the stream, or before that
-    uint32_t tag = 0;
-    bool is_offered = false;  // and not wanted yet
+    bool is_offered = false;      // and not wanted yet
     bool is_unasked = false;
-    bool given_up = false;
   };
 
   Undelivered& undelivered(uint64_t number, const char* record);
@@ -105,7 +100,7 @@ class Sends {
 };
 
 // The messages that this rank receives over a channel: from the peer's first record of each until it is reported
-// delivered or dropped. A message without a receive waits in memory of this object's, at most `most_early` bytes in
+// delivered. A message without a receive waits in memory of this object's, at most `most_early` bytes in
 // all, earlyCost() each.
 //
 // Not thread-safe: the channel's lock guards it. Records go to `out`, which outlives this.
@@ -117,23 +112,15 @@ class Receives {
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then);
   std::optional<uint32_t> unclaimed(uint32_t first) const;
 
-  // The peer's records that announce messages (message, offered, body, given_up). WireError for an invalid or untimely
+  // The peer's records that announce messages (message, offered, body). WireError for an invalid or untimely
   // one, a message longer than its receive, or more messages without receives than allowed.
   void begin(const Record& record);
   void beginBody(const Record& record);
-  void givenUp(uint64_t number);
 
   // While the bytes of a message come: where the next ones belong, and that the first `bytes` of that are filled.
   bool isComing() const { return coming_now_ != nullptr; }
   std::span<std::byte> room();
   void arrived(size_t bytes);
-
-  // The message whose bytes come, if there is one, ends here.
-  void cut();
-
-  // Cancels the tag's receives, and drops its messages until the peer has closed the tag too.
-  void closeTag(uint32_t tag);
-  void closedByPeer(uint32_t tag);
 
   // The end of the last delivered record in the stream out.
   uint64_t reportedUpTo() const { return reported_up_to_; }
@@ -154,7 +141,6 @@ class Receives {
     std::shared_ptr<Delivery> delivery;  // null: its receive is not posted
     std::span<std::byte> room = {};      // of the receive
     bool is_wanted = false;              // and its body has not begun to come
-    bool given_up = false;               // what comes of it is dropped
     uint64_t counted = 0;                // of early_offers_ where it is offered, else of early_bytes_
     bool offered() const { return record.kind == Record::Kind::offered; }
   };
@@ -165,8 +151,6 @@ class Receives {
   std::optional<Receive> takePosted(uint32_t tag);
   void want(Incoming& message);
   void finish(Incoming& message);
-  void cancel(Incoming& message, const char* why);
-  void drop(uint64_t number);
 
   OutStream& out_;
   const uint64_t most_early_;
@@ -176,13 +160,7 @@ class Receives {
   std::map<uint32_t, std::deque<Receive>> posted_;
   std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
   uint64_t early_bytes_ = 0, early_offers_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were neither delivered nor dropped
-  std::map<uint32_t, bool> closed_;  // tags that one end has closed: whether it is this one
-  std::vector<std::byte> dropped_;   // room for the bytes of cancelled messages
+  std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were not delivered
 };
-
-// Why a message has failed that the peer cancelled or dropped, or this rank.
-inline constexpr const char *kCancelledByPeer = "the message was cancelled by the peer",
-                            *kCancelledHere = "the message was cancelled";
 
 }  // namespace lowcomm::tcp

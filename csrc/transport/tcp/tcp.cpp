@@ -87,11 +87,6 @@ class TcpTransport final : public Transport {
     }
   }
 
-  void closeTag(Lane lane, int peer, uint32_t tag) override {
-    channel(lane, peer, tag).closeTag(tag);
-    endpoint_->wake();
-  }
-
   std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
     std::optional<uint32_t> lowest;
     for (size_t i = 0; i < links_.at(peer).size(); ++i) {

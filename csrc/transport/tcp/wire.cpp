@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x316d6f63776f6cull << 8 | 0x0a;  // "\nlowcom1"
 constexpr uint32_t kVersion = 1;
-constexpr uint8_t kUnknown = 1, kCarries = 2, kRelays = 4, kLast = 1, kCut = 2;
+constexpr uint8_t kUnknown = 1, kCarries = 2, kRelays = 4, kLast = 1;
 constexpr uint64_t kIdentityMagic = 0x31736c74776f6cull << 8 | 0x0a;  // "\nlowtls1"
 constexpr size_t kSummed = kHelloBytes - sizeof(uint32_t);
 
@@ -125,10 +125,7 @@ std::optional<size_t> clientHelloBytes(std::span<const std::byte> begin) {
 
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes) {
   std::memset(bytes.data(), 0, bytes.size());
-  Writer(bytes.data())
-      .put(piece.bytes)
-      .put(static_cast<uint32_t>((piece.last ? kLast : 0) | (piece.cut ? kCut : 0)))
-      .put(piece.received);
+  Writer(bytes.data()).put(piece.bytes).put(static_cast<uint32_t>(piece.last ? kLast : 0)).put(piece.received);
 }
 
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
@@ -137,9 +134,8 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
   piece.bytes = cursor.read<uint32_t>("bytes");
   expectAtMost("piece", "bytes", kPieceBytes, piece.bytes);
   const auto flags = cursor.read<uint32_t>("flags");
-  expectAtMost("piece", "flags", kLast | kCut, flags);
+  expectAtMost("piece", "flags", kLast, flags);
   piece.last = flags & kLast;
-  piece.cut = flags & kCut;
   piece.received = cursor.read<uint64_t>("received");
   return piece;
 }
@@ -153,7 +149,7 @@ Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
   Cursor cursor(bytes, "record");
   Record record;
   const auto kind = cursor.read<uint32_t>("kind");
-  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::closed), kind);
+  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::body), kind);
   record.kind = static_cast<Record::Kind>(kind);
   record.tag = cursor.read<uint32_t>("tag");
   record.number = cursor.read<uint64_t>("number");

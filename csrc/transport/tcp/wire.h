@@ -67,7 +67,6 @@ struct Piece {
   uint32_t bytes = 0;     // of the stream, that follow
   bool last = false;      // the channel's end: nobody dials again
   uint64_t received = 0;  // bytes of the stream the other way
-  bool cut = false;       // the message under way ends here, if one is: what follows is a record (OutStream)
 };
 
 inline constexpr size_t kPieceHeaderBytes = 16, kShortPieceBytes = 64 * 1024, kPieceBytes = 8 * kShortPieceBytes;
@@ -76,16 +75,12 @@ void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError
 
 // A notice about a message: that it follows; that it was delivered, which means copied to where its receiver wants it;
-// or, if its receiver may lack room, that it is offered, that it is wanted, that its body follows. If one end has
-// closed its tag: from the sender, that the message was cancelled; from the receiver, that it was dropped, whichever
-// end closed the tag. Each message is reported delivered or dropped exactly once.
-//
-// A record may also be a notice about a tag: its sender has closed it, and reports nothing more of its messages except
-// that they were cancelled or dropped.
+// or, if its receiver may lack room, that it is offered, that it is wanted, that its body follows. Each message is
+// reported delivered exactly once.
 struct Record {
-  enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped, closed };
+  enum class Kind : uint8_t { message, delivered, offered, wanted, body };
   Kind kind = Kind::message;
-  uint32_t tag = 0;     // closed; of a message that follows or is offered
+  uint32_t tag = 0;     // of a message that follows or is offered
   uint64_t number = 0;  // of the message among those of its channel and direction, from 0
   uint64_t bytes = 0;   // of a message that follows or is offered, and of a body
 

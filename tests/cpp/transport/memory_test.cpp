@@ -54,37 +54,6 @@ TEST(MemoryTransport, CancelEndsOneLaneOnBothSides) {
   expectArrives(*p.a, *p.b, message(10, 3), Lane::control);
 }
 
-// An end that closes a tag is through with it: its transfers are over, and messages that still come are dropped; when
-// both have, the tag is as before. Other tags are not touched.
-TEST(MemoryTransport, ATagThatBothHaveClosedIsAsNew) {
-  Pair p;
-  const Bytes next = message(10, 4);
-  Bytes in(10), other(10);
-  for (int round = 0; round < 3; ++round) {
-    auto out = std::make_unique<Bytes>(10);
-    auto room = std::make_unique<Bytes>(10);
-    auto theirs = p.b->irecv(Lane::bulk, 0, 5, other);
-    auto receive = p.a->irecv(Lane::bulk, 1, 0, *room);
-    p.a->closeTag(Lane::bulk, 1, 0);
-    room.reset();
-    expectFails(*receive, Kind::cancelled, 1);
-    auto waits = p.b->irecv(Lane::bulk, 0, 0, other);
-    expectFails(*p.b->isend(Lane::bulk, 0, 0, next), Kind::cancelled, 0);
-    expectFails(*waits, Kind::timed_out, 0, kSoon);
-    p.b->closeTag(Lane::bulk, 0, 0);
-    expectFails(*waits, Kind::cancelled, 0);
-    p.a->isend(Lane::bulk, 1, 5, next)->wait(kLong);
-    theirs->wait(kLong);
-    auto send = p.b->isend(Lane::bulk, 0, 0, next);
-    EXPECT_EQ(p.a->unclaimed(Lane::bulk, 1, 0, 64), 0u);
-    EXPECT_EQ(p.a->unclaimed(Lane::bulk, 1, 1, 64), std::nullopt);
-    p.a->irecv(Lane::bulk, 1, 0, in)->wait(kLong);
-    send->wait(kLong);
-    EXPECT_EQ(in, next);
-    EXPECT_EQ(p.a->unclaimed(Lane::bulk, 1, 0, 64), std::nullopt);
-  }
-}
-
 TEST(MemoryTransport, DroppedTransportClosesItsConnections) {
   Pair p;
   Bytes in(10);

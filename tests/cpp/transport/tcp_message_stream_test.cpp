@@ -224,14 +224,14 @@ TEST(TcpChannel, EveryMessageFailsWithIt) {
 // What no sender of this version says, as records of a stream: (kind, tag, number, bytes).
 TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
   using enum Record::Kind;
-  const auto refused = [](std::vector<Record> records, bool posted = false) {
+  const auto refused = [](std::vector<Record> records, bool posted = false, bool sent = true) {
     MessageStream channel(1);
     Bytes out(10), room(100);
     channel.send(0, out);
     if (posted) channel.receive(1, room);
     const auto lock = channel.lock();
     channel.out().promise(0, channel.out().end());
-    channel.out().received(channel.out().end());
+    if (sent) channel.out().received(channel.out().end());
     for (size_t i = 0; i < records.size(); ++i) {
       std::array<std::byte, kRecordHeaderBytes> bytes;
       write(records[i], bytes);
@@ -246,6 +246,7 @@ TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
   };
   refused({{delivered, 0, 1, 0}});
   refused({{delivered, 0, 0, 0}, {delivered, 0, 0, 0}});
+  refused({{delivered, 0, 0, 0}}, false, /*sent=*/false);
   refused({{wanted, 0, 0, 0}});                      // it was not offered
   refused({{body, 0, 0, 10}});                       // nobody wanted it
   refused({{offered, 1, 0, 10}, {body, 0, 0, 10}});  // nor this one, yet
