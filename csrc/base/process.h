@@ -3,7 +3,15 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <string>
+
 namespace lowcomm {
+
+// Writes a line to stderr, at once and whole, for what no caller waits to hear: the core has no other log. Thread-safe.
+inline void logLine(const std::string& text) {
+  std::fputs(("lowcomm: " + text + "\n").c_str(), stderr);
+}
 
 // The process that made an object. A child that it forks has a copy of the object and none of its threads: to join one
 // would take for ever.

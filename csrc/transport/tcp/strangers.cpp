@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/process.h"
 
 namespace lowcomm::tcp {
 namespace {
