@@ -44,7 +44,7 @@ class Pair {
     {
       const auto lock = from.lock();
       std::array<iovec, 16> parts;
-      const size_t count = from.out().gather(out, from.out().promise(out, from.out().end() - out).bytes, parts);
+      const size_t count = from.out().gather(out, from.out().promise(out, from.out().end() - out), parts);
       for (size_t i = 0; i < count; ++i) {
         const auto* begin = static_cast<const std::byte*>(parts[i].iov_base);
         bytes.insert(bytes.end(), begin, begin + parts[i].iov_len);
