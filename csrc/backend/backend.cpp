@@ -119,7 +119,9 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   };
   Engine* engine = parts_.group.running();
   if (!parts_.group.isHere()) return true;
-  return (!engine || engine->drainFor(left())) && parts_.group.callbacks->idleWithin(left());
+  if (engine && !engine->drainFor(left())) return false;
+  if (engine) engine->messages().flush(left());
+  return parts_.group.callbacks->idleWithin(left());
 }
 
 void LowcommBackend::breakOff() {

@@ -101,6 +101,7 @@ void Engine::shutdown() {
   ops_.stop();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
+  if (endedWhy().empty()) messages_.flush(std::chrono::milliseconds(group_.timeout_ms.load()));
   cancelWaits();
   ops_.waitUntilLeft();
   messages_.stop();

@@ -64,8 +64,9 @@ class Engine {
   // abort() for a signal handler that raised an exception of this name in a wait for `op`.
   void interrupt(const std::string& op, const std::string& name);
 
-  // Ends the worker after what is queued, then both lanes, and with them what runs next to the worker; returns when
-  // that has ended too. Any number of times, not from runInline().
+  // Ends the worker after what is queued, then, once small messages have arrived (P2p::finish) or the progress deadline
+  // for that is over, both lanes, and with them what runs next to the worker; returns when that has ended too. Any
+  // number of times, not from runInline().
   void shutdown();
 
   // drain() for at most `patience`; returns whether everything has ended.

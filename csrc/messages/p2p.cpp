@@ -181,9 +181,11 @@ void P2p::finish(P2pMessage& message) {
     message.finishing_ = true;
   }
   std::exception_ptr error;
+  bool leaves = false;
   if (message.sends) {
     auto& send = static_cast<P2pSend&>(message);
-    send.wait();
+    leaves = mayLeave(send);
+    send.wait(leaves);
     error = send.error();
   } else {
     error = finishRecv(static_cast<P2pRecv&>(message));
@@ -193,7 +195,7 @@ void P2p::finish(P2pMessage& message) {
     state.received_bytes = message.op.counters.received_bytes;
     if (!error) state.end("");  // else it ends with its error
   });
-  forget(message);
+  forget(message, leaves);
   group_.frames.trim();
   if (!message.sends) group_.transport.acknowledge();
   if (error) std::rethrow_exception(error);
@@ -248,8 +250,35 @@ void P2p::takeDown(P2pRecv& message) {
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
+// Whether frames of the send may be on their way when it has ended.
+bool P2p::mayLeave(const P2pSend& send) {
+  std::deque<std::shared_ptr<P2pSend>> arrived;  // destroyed without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& leaving = leaving_[send.peer];
+  uint64_t bytes = send.op.counters.wire_bytes;
+  if (send.key.flow.channel() || bytes > kLeavingBytes) return false;
+  for (; !leaving.empty() && leaving.front()->isThrough(); leaving.pop_front())
+    arrived.push_back(leaving.front());
+  for (const auto& other : leaving)
+    bytes += other->op.counters.wire_bytes;
+  return bytes <= kMostLeaving;
+}
+
+void P2p::flush(std::chrono::milliseconds patience) {
+  const auto end = OpContext::Clock::now() + patience;
+  decltype(leaving_) leaving;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving = leaving_;
+  }
+  for (const auto& [peer, sends] : leaving) {
+    for (const auto& send : sends)
+      send->flush(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
+  }
+}
+
 // Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for.
-void P2p::forget(P2pMessage& done) {
+void P2p::forget(P2pMessage& done, bool leaves) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
   const auto flow = flows_.find(keyOf(done));
@@ -257,6 +286,7 @@ void P2p::forget(P2pMessage& done) {
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
+  if (leaves) leaving_[done.peer].push_back(std::static_pointer_cast<P2pSend>(*at));
   const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
     if (message.get() == &done) return false;
     if (message->finishing_ || !message->isThrough()) return true;

@@ -98,7 +98,15 @@ class P2p {
   // the link does not extend it. Throws the ValueError of a send that could not be encoded, PeerRefusal if the sender's
   // could not be or if the two sides mean different messages, and any other PeerError if a transfer failed or a frame
   // is not the expected one (with both values).
+  //
+  // A send of a tag with at most kLeavingBytes does not wait until it has arrived, which would cost a round
+  // trip: once its receiver has announced itself, the frames are left to the transport. At most kMostLeaving bytes of
+  // them may be on their way to a peer; more wait. The next op with the peer, or flush(), finds that they were lost.
   void finish(P2pMessage& message);
+  static constexpr uint64_t kLeavingBytes = 256 << 10, kMostLeaving = 1 << 20;
+
+  // Waits, at most for `patience`, until peers have what was left to the transport.
+  void flush(std::chrono::milliseconds patience);
 
   // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
   // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not
@@ -162,7 +170,8 @@ class P2p {
   std::exception_ptr finishRecv(P2pRecv& message);
   void adopt(P2pRecv& message, uint32_t number);
   void takeDown(P2pRecv& message);
-  void forget(P2pMessage& done);
+  bool mayLeave(const P2pSend& send);
+  void forget(P2pMessage& done, bool leaves);
   void close(const Key& key, Flow& flow);
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
@@ -174,9 +183,10 @@ class P2p {
   std::map<Key, Flow> flows_;          // an entry stays where it is
   std::map<int, SenderNumbers> sent_;  // by peer
   std::map<int, ReceiverNumbers> received_;
-  std::map<int, TransportError> lost_;  // peers that announce no more
-  std::map<int, MessageTags> tags_;     // of messages that this rank receives
-  std::condition_variable changed_;     // a block's withdrawal has come, or lost_
+  std::map<int, TransportError> lost_;                           // peers that announce no more
+  std::map<int, std::deque<std::shared_ptr<P2pSend>>> leaving_;  // finished sends whose frames have yet to arrive
+  std::map<int, MessageTags> tags_;                              // of messages that this rank receives
+  std::condition_variable changed_;                              // a block's withdrawal has come, or lost_
 };
 
 }  // namespace lowcomm

@@ -240,7 +240,7 @@ void P2pSend::lose(const TransportError& error) {
   changed_.notify_all();
 }
 
-void P2pSend::wait() {
+void P2pSend::wait(bool leaves) {
   ConditionWait announced(mutex_, changed_, peer, "it to be posted", [this] {
     const bool known = announced_ || refused_;
     if (!known && lost_) throw TransportError(*lost_);
@@ -254,11 +254,20 @@ void P2pSend::wait() {
     lost = lost_;
   }
   if (lost) op.fail(peer, *lost, "starting a transfer");
+  if (leaves) return;
   for (size_t k = 0; k < transfers_.size(); ++k)
     op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
   std::lock_guard<std::mutex> lock(mutex_);
   transfers_.clear();
   frames_.clear();
+}
+
+void P2pSend::flush(std::chrono::milliseconds patience) {
+  const auto end = OpContext::Clock::now() + patience;
+  for (const auto& transfer : transfers_) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
+    isOver(*transfer, std::max(left, std::chrono::milliseconds(0)));
+  }
 }
 
 P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,

@@ -150,8 +150,11 @@ class P2pSend : public P2pMessage {
   bool isThrough() override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
-  // Waits until every frame has left. Throws TransferError.
-  void wait();
+  // Waits for the receiver, and until every frame has arrived or, where it `leaves`, is the transport's to deliver.
+  // Throws TransferError.
+  void wait(bool leaves);
+  // Waits until the frames that it left have arrived or are lost, at most for `patience`.
+  void flush(std::chrono::milliseconds patience);
   // Why the message was not delivered: the ValueError of its elements, or PeerRefusal where the receiver expects
   // another one. Null where it was.
   std::exception_ptr error();

@@ -256,7 +256,7 @@ TEST(P2p, APostedReceiveHoldsNoMoreThanItsMessage) {
 // The buffers that a message took go back to the pool, on both sides, and the next message takes them.
 TEST(P2p, BuffersAreUsedAgain) {
   Ranks ranks(2);
-  const Tensor sent = Tensor::random(500'000, 1);
+  const Tensor sent = Tensor::random(1'000'000, 1);
   ASSERT_GT(sent.plan(ranks.engine(0)).frames.size(), 3u);
   size_t held[2] = {};
   for (int i = 0; i < 5; ++i) {
