@@ -325,6 +325,7 @@ def test_a_log_replays_on_the_base_model():
         ),
         ({"base": "int8", "pool": 4, "perturb": "in-place"}, ValueError, "expected no base"),
         ({"perturb": "both"}, ValueError, "perturb: expected at-use or in-place, got 'both'"),
+        ({"learning_rate": 1}, TypeError, r"SeedReplay: .* lr, group, .*got 'learning_rate' \(did you mean lr\?\)"),
     ],
 )
 def test_options_that_will_not_do(options, error, match):
