@@ -47,9 +47,9 @@ void DiLoCoXOptions::check() const {
   if (sync_seconds > 0 && fragments > 1 && delay > 0)
     refuse("fragment_sync_delay", "none with sync_seconds and several fragments", delay);
   if (fragments < 1 || fragments > sync_every)
-    refuse("fragments", "1..." + std::to_string(sync_every) + ", sync_every", fragments);
+    refuse("fragments", "1..." + std::to_string(sync_every) + " (sync_every)", fragments);
   if (delay < 0 || delay > sync_every)
-    refuse("fragment_sync_delay", "0..." + std::to_string(sync_every) + ", sync_every", delay);
+    refuse("fragment_sync_delay", "1..." + std::to_string(sync_every) + " (sync_every)", delay);
   if (delay > 0 && mode == OuterMode::sync) refuse("fragment_sync_delay", "none with mode sync, which waits", delay);
   if (delay > 0 && delay < sync_every && adapt_sync_every)
     refuse("fragment_sync_delay", "none with an adaptive sync_every, which may fall below it", delay);
