@@ -72,6 +72,8 @@ void DiLoCoXOptions::check() const {
   if ((adapt_rank || adapt_sync_every) && rank == 0)
     throw ValueError("DiLoCoX: adaptive compression: expected a rank, got none");
   if (rank > 0 && (min_rank < 1 || min_rank > rank)) refuse("min_rank", "1..." + std::to_string(rank), min_rank);
+  if (min_rank != 1 && !adapt_rank && !adapt_sync_every)
+    refuse("min_rank", "1 without adapt_rank and adapt_sync_every", min_rank);
   expectAtLeast("check_every", 0, check_every);
 }
 

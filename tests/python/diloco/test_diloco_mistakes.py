@@ -43,6 +43,7 @@ OPTIONS = [
     ({"adapt_sync_every": True}, ValueError, "adaptive compression: expected a rank.*got none"),
     (FACTORS | {"min_rank": 5}, ValueError, "min_rank: expected 1...4.*got 5"),
     (FACTORS | {"min_rank": 0}, ValueError, "min_rank: expected 1...4.*got 0"),
+    (FACTORS | {"min_rank": 2}, ValueError, "min_rank: expected 1 without adapt_rank and adapt_sync_every, got 2"),
     ({"fragments": 0}, ValueError, r"fragments: expected 1...4 \(sync_every\), got 0"),
     ({"fragments": 5}, ValueError, r"fragments: expected 1...4 \(sync_every\), got 5"),
     ({"sync_every": 30, "fragments": 20}, ValueError, "fragments: expected at most the number of parameters, 10.*20"),
