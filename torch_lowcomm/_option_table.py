@@ -36,21 +36,24 @@ class OptionTable:
 
     Attributes:
         owner: The class that takes the options, which begins an error.
-        symbols: Names in papers, by which a caller may mean a field.
+        arguments: Names of the other arguments that the class takes.
+        symbols: Other names, as in papers, by which a caller may mean a field or an argument.
     """
 
     owner: ClassVar[str]
+    arguments: ClassVar[tuple[str, ...]] = ()
     symbols: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def named(cls: type[Table], **options: Any) -> Table:
         """Makes a table of the options that a caller has named; a name that no option has is a TypeError."""
         fields = [field.name for field in dataclasses.fields(cls)]
+        names = [*cls.arguments, *fields]
         for name in options:
             if name not in fields:
-                near = difflib.get_close_matches(cls.symbols.get(name, name), fields, n=1)
+                near = difflib.get_close_matches(cls.symbols.get(name, name), names, n=1)
                 meant = f" (did you mean {near[0]}?)" if near else ""
-                raise TypeError(f"{cls.owner}: expected one of the options {', '.join(fields)}, got {name!r}{meant}")
+                raise TypeError(f"{cls.owner}: expected one of the options {', '.join(names)}, got {name!r}{meant}")
         return cls(**options)
 
     def expect_in_range(self) -> None:

@@ -112,7 +112,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         * "raw_bytes": bytes that this rank would have sent without a codec.
         * "inner_bytes": the part of raw_bytes that the inner backend carried.
         * "wire_bytes": bytes that lowcomm sent, with frame headers; None if the inner backend served every call.
-        * "ratio": (raw_bytes - inner_bytes) / wire_bytes, or None.
+        * "ratio": (raw_bytes - inner_bytes) / wire_bytes; None where this rank sent no tensor, as in "recv".
         * "encode_s", "wait_s", "decode_s": seconds.
         * "wait_by_peer": {rank in the group: its part of wait_s, in seconds}.
         * "straggler": the rank that was waited for most, or None.

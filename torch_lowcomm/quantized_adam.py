@@ -85,7 +85,8 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     ) -> None:
         self._backend = backend = backend_of(group)
         self._trained: list[torch.Tensor] = []
-        self._ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+        ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        self.steps_with = set(ranks) - {dist.get_rank()}  # DiLoCoX does not take them for sites
         self._warm_up = WarmUp(warmup_steps)
         self._names: dict[int, str] = {}  # by a parameter's id
         self._began = False
@@ -170,7 +171,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
 
     def _expect_no_ddp(self) -> None:
         """Raises ValueError where DDP averages the gradients that this optimizer averages in codes."""
-        others = ranks_of_ddp(self._trained) & self._ranks - {dist.get_rank()}
+        others = ranks_of_ddp(self._trained) & self.steps_with
         if others:
             raise ValueError(
                 f"QuantizedAdam: expected parameters without DDP, got those of a DDP model over the ranks {sorted(others)} too: "

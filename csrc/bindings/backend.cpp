@@ -116,8 +116,9 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["wire_bytes"] = s.counted ? py::object(py::int_(s.wire_bytes)) : py::none();
     const auto own = static_cast<double>(s.raw_bytes - s.inner_bytes);
     entry["inner_bytes"] = s.inner_bytes;
-    entry["ratio"] =
-        s.counted && s.wire_bytes > 0 ? py::object(py::float_(own / static_cast<double>(s.wire_bytes))) : py::none();
+    entry["ratio"] = s.counted && s.wire_bytes > 0 && own > 0
+                         ? py::object(py::float_(own / static_cast<double>(s.wire_bytes)))
+                         : py::none();
     entry["encode_s"] = s.encode_s;
     entry["wait_s"] = s.wait_s;
     entry["decode_s"] = s.decode_s;

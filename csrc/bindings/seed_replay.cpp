@@ -26,16 +26,16 @@ py::bytes bytesOf(std::span<const std::byte> bytes) {
 
 SeedReplayOptions optionsOf(const py::dict& given) {
   SeedReplayOptions options;
-  OptionReader reader("seed replay", given);
+  OptionReader reader("SeedReplay", given);
   std::string noise = "gaussian", scale = "sqrt";
   reader.take("noise", noise);
   if (noise != "gaussian" && noise != "rademacher") {
-    throw ValueError("seed replay: noise: expected rademacher or gaussian, got '" + noise + "'");
+    throw ValueError("SeedReplay: noise: expected rademacher or gaussian, got '" + noise + "'");
   }
   options.noise = noise == "gaussian" ? Noise::gaussian : Noise::rademacher;
   reader.take("lr_scale", scale);
   if (scale != "sqrt" && scale != "mean") {
-    throw ValueError("seed replay: lr_scale: expected sqrt or mean, got '" + scale + "'");
+    throw ValueError("SeedReplay: lr_scale: expected sqrt or mean, got '" + scale + "'");
   }
   options.mean = scale == "mean";
   reader.take("codec", options.codec);
@@ -54,7 +54,7 @@ std::unique_ptr<SeedReplay> make(const NamedParameters& parameters, const py::di
     for (const auto& [name, tensor, decayed, first] : parameters)
       list.push_back({name, tensor, decayed, first});
     if (wholes && wholes->size() != list.size()) {
-      throw ValueError("seed replay: shapes: expected one a parameter, " + std::to_string(list.size()) + ", got " +
+      throw ValueError("SeedReplay: shapes: expected one a parameter, " + std::to_string(list.size()) + ", got " +
                        std::to_string(wholes->size()));
     }
     for (size_t i = 0; wholes && i < list.size(); ++i)

@@ -22,7 +22,8 @@ constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterOptions[] = {"ratio"};
 constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",    "meta",   "range",    "rotate",
                                                 "gain",   "unit", "keep", "values", "nonfinite"};
-constexpr const char* kOptions = "bucket, axis, C, meta, range, rotate, gain, unit, keep, values, nonfinite";
+// As an error names them: without C, which a canonical text has and no user needs.
+constexpr const char* kOptions = "bucket, axis, meta, range, rotate, gain, unit, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {

@@ -126,9 +126,9 @@ uint32_t DiLoCoX::checksum(size_t stripe) const {
 
 void DiLoCoX::agree(bool values) {
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-    KeyValues description{{{"options", options_.text()},
-                           {"parameters", model_->text() + "; buffers " + buffers_->text()},
-                           {"stripe", std::to_string(model_->stripes()[stripe])}}};
+    KeyValues description = options_.fields();
+    description.fields.emplace_back("parameters", model_->text() + "; buffers " + buffers_->text());
+    description.fields.emplace_back("stripe", std::to_string(model_->stripes()[stripe]));
     if (values)
       description.fields.emplace_back("parameters' values (seed alike or broadcast)", std::to_string(checksum(stripe)));
     Ticket(*groups_[stripe], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();

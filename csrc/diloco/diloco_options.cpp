@@ -47,9 +47,9 @@ void DiLoCoXOptions::check() const {
   if (sync_seconds > 0 && fragments > 1 && delay > 0)
     refuse("fragment_sync_delay", "none with sync_seconds and several fragments", delay);
   if (fragments < 1 || fragments > sync_every)
-    refuse("fragments", "1..." + std::to_string(sync_every) + ", sync_every", fragments);
+    refuse("fragments", "1..." + std::to_string(sync_every) + " (sync_every)", fragments);
   if (delay < 0 || delay > sync_every)
-    refuse("fragment_sync_delay", "0..." + std::to_string(sync_every) + ", sync_every", delay);
+    refuse("fragment_sync_delay", "1..." + std::to_string(sync_every) + " (sync_every)", delay);
   if (delay > 0 && mode == OuterMode::sync) refuse("fragment_sync_delay", "none with mode sync, which waits", delay);
   if (delay > 0 && delay < sync_every && adapt_sync_every)
     refuse("fragment_sync_delay", "none with an adaptive sync_every, which may fall below it", delay);
@@ -72,17 +72,41 @@ void DiLoCoXOptions::check() const {
   if ((adapt_rank || adapt_sync_every) && rank == 0)
     throw ValueError("DiLoCoX: adaptive compression: expected a rank, got none");
   if (rank > 0 && (min_rank < 1 || min_rank > rank)) refuse("min_rank", "1..." + std::to_string(rank), min_rank);
+  if (min_rank != 1 && !adapt_rank && !adapt_sync_every)
+    refuse("min_rank", "1 without adapt_rank and adapt_sync_every", min_rank);
   expectAtLeast("check_every", 0, check_every);
 }
 
+KeyValues DiLoCoXOptions::fields() const {
+  const auto truth = [](bool value) { return std::string(value ? "True" : "False"); };
+  const auto orNone = [](auto value) { return value == 0 ? std::string("None") : c10::str(value); };
+  return {{{"sync_every", c10::str(sync_every)},
+           {"sync_seconds", orNone(sync_seconds)},
+           {"mode", outerModeName(mode)},
+           {"fragments", c10::str(fragments)},
+           {"fragment_sync_delay", orNone(delay)},
+           {"fragment_update_alpha", c10::str(alpha)},
+           {"sync_warmup", c10::str(sync_warmup)},
+           {"outer_lr", c10::str(lr)},
+           {"outer_momentum", c10::str(momentum)},
+           {"codec", codec.str()},
+           {"projection_codec", projection.str()},
+           {"error_feedback", truth(error_feedback)},
+           {"residual_dtype", eight_bits ? "int8" : "float32"},
+           {"rank", orNone(rank)},
+           {"adapt_rank", truth(adapt_rank)},
+           {"adapt_sync_every", truth(adapt_sync_every)},
+           {"min_rank", c10::str(min_rank)},
+           {"check_every", c10::str(check_every)},
+           {"seed", c10::str(seed)}}};
+}
+
 std::string DiLoCoXOptions::text() const {
-  return c10::str("sync_every=", sync_every, " sync_seconds=", sync_seconds, " mode=", outerModeName(mode),
-                  " fragments=", fragments, " fragment_sync_delay=", delay, " fragment_update_alpha=", alpha,
-                  " sync_warmup=", sync_warmup, " outer_lr=", lr, " outer_momentum=", momentum, " codec=", codec.str(),
-                  " projection_codec=", projection.str(), " error_feedback=", error_feedback,
-                  " eight_bits=", eight_bits, " rank=", rank, " adapt_rank=", adapt_rank,
-                  " adapt_sync_every=", adapt_sync_every, " min_rank=", min_rank, " check_every=", check_every,
-                  " seed=", seed);
+  const KeyValues options = fields();
+  std::string text;
+  for (const auto& [name, value] : options.fields)
+    text += (text.empty() ? "" : " ") + name + "=" + value;
+  return text;
 }
 
 double Adaptation::rank() const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/spec.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 
@@ -56,7 +57,8 @@ struct DiLoCoXOptions {
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;
 
-  // The options that must be equal on all ranks.
+  // The options that must be equal on all ranks, by the names that lc.DiLoCoX has for them; and as one text.
+  KeyValues fields() const;
   std::string text() const;
 
   // Whether pseudo-gradients are sent in fp32.

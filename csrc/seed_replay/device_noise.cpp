@@ -29,7 +29,7 @@ cuda::Place placeOf(const at::Tensor& tensor) {
 void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
   if (!device.is_cuda() || !cuda::runsOn(device.index())) {
-    throw ValueError("seed replay: parameter '" + name + "': expected one on the host or on a CUDA device that this " +
+    throw ValueError("SeedReplay: parameter '" + name + "': expected one on the host or on a CUDA device that this " +
                      "build has kernels for, got one on " + device.str());
   }
 }
@@ -72,7 +72,7 @@ void perturbOnDevice(const at::Tensor& out, const at::Tensor& w, Noise noise, ui
 }
 #else
 void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
-  throw ValueError("seed replay: parameter '" + name + "': expected one on the host, as this build has no CUDA " +
+  throw ValueError("SeedReplay: parameter '" + name + "': expected one on the host, as this build has no CUDA " +
                    "kernels, got one on " + tensor.device().str());
 }
 

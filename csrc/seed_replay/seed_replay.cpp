@@ -29,7 +29,7 @@ EstimateCodec::EstimateCodec(const std::string& name) : name_(name) {
   } else if (name == "fp16" || name == "none" || name == "sign1") {
     bits_ = name == "fp16" ? 16 : name == "none" ? 32 : 2;
   } else {
-    throw ValueError("seed replay: codec: expected logbyte, log9, fp16, none or sign1, got '" + name + "'");
+    throw ValueError("SeedReplay: codec: expected logbyte, log9, fp16, none or sign1, got '" + name + "'");
   }
 }
 
@@ -60,7 +60,7 @@ std::vector<std::byte> EstimateCodec::encode(std::span<const float> estimates) c
 
 std::vector<float> EstimateCodec::decode(std::span<const std::byte> payload, size_t count) const {
   if (payload.size() != bytes(count)) {
-    throw WireError("seed replay: payload of " + std::to_string(count) + " estimates in " + name_ + ": expected " +
+    throw WireError("SeedReplay: payload of " + std::to_string(count) + " estimates in " + name_ + ": expected " +
                     std::to_string(bytes(count)) + " bytes, got " + std::to_string(payload.size()));
   }
   std::vector<float> out(count);
@@ -76,23 +76,23 @@ std::vector<float> EstimateCodec::decode(std::span<const std::byte> payload, siz
 SeedReplay::SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOptions options)
     : options_(std::move(options)), codec_(options_.codec), weights_(std::move(parameters), options_.noise) {
   if (weights_.parameters().empty()) {
-    throw ValueError("seed replay: parameters: expected one or more that require gradients, got none");
+    throw ValueError("SeedReplay: parameters: expected one or more that require gradients, got none");
   }
   if (options_.base.empty()) return;
   if (options_.pool == 0) {
-    throw ValueError("seed replay: base '" + options_.base +
+    throw ValueError("SeedReplay: base '" + options_.base +
                      "': expected pool=K with it, as what a base that is never written has moved by is kept as K sums; "
                      "got no pool");
   }
   if (options_.noise == Noise::gaussian) {
     throw ValueError(
-        "seed replay: base '" + options_.base +
+        "SeedReplay: base '" + options_.base +
         "': expected noise rademacher, got gaussian: every use of a weight makes all directions of the pool "
         "again, and a Gaussian one takes some twenty times as long");
   }
   for (const auto& p : weights_.parameters()) {
     if (p.whole) {
-      throw ValueError("seed replay: base '" + options_.base + "': expected whole parameters, got a shard of '" +
+      throw ValueError("SeedReplay: base '" + options_.base + "': expected whole parameters, got a shard of '" +
                        p.name + "'");
     }
     bases_.emplace_back(p.tensor, options_.base);
@@ -117,7 +117,7 @@ void SeedReplay::forgetLog(uint64_t before) {
 
 void SeedReplay::setSums(std::vector<float> sums) {
   if (sums.size() != sums_.size()) {
-    throw ValueError("seed replay: sums: expected " + std::to_string(sums_.size()) + ", got " +
+    throw ValueError("SeedReplay: sums: expected " + std::to_string(sums_.size()) + ", got " +
                      std::to_string(sums.size()));
   }
   sums_ = std::move(sums);
@@ -181,16 +181,15 @@ at::Tensor SeedReplay::perturbed(size_t parameter, uint64_t machine, uint64_t sa
 
 void SeedReplay::perturb(uint64_t machine, uint64_t sample, float factor) {
   if (!bases_.empty()) {
-    throw ValueError("seed replay: base '" + options_.base +
-                     "': expected perturbations where weights are used, as it " + "is never written, got one in place");
+    throw ValueError("SeedReplay: base '" + options_.base + "': expected perturbations where weights are used, as it " +
+                     "is never written, got one in place");
   }
   weights_.perturb(direction(machine, sample, factor));
 }
 
 std::vector<std::byte> SeedReplay::message(uint64_t machine, std::span<const float> estimates) const {
   if (estimates.size() > std::numeric_limits<uint16_t>::max()) {
-    throw ValueError("seed replay: message: expected 65535 estimates or fewer, got " +
-                     std::to_string(estimates.size()));
+    throw ValueError("SeedReplay: message: expected 65535 estimates or fewer, got " + std::to_string(estimates.size()));
   }
   const std::vector<std::byte> payload = codec_.encode(estimates);
   return writeReplayMessage({machine, iteration_, static_cast<uint16_t>(estimates.size()), payload});
@@ -228,7 +227,7 @@ void SeedReplay::checkMessage(uint64_t machine, std::span<const std::byte> bytes
   try {
     const ReplayMessage message = readReplayMessage(bytes);
     if (message.machine != machine || message.iteration != iteration_) {
-      throw ValueError("seed replay: message: expected one of machine " + std::to_string(machine) + " and iteration " +
+      throw ValueError("SeedReplay: message: expected one of machine " + std::to_string(machine) + " and iteration " +
                        std::to_string(iteration_) + ", got one of machine " + std::to_string(message.machine) +
                        " and iteration " + std::to_string(message.iteration));
     }
@@ -249,7 +248,7 @@ void SeedReplay::checkRates(uint64_t iteration, float lr, float weight_decay) co
                      std::to_string(weight_decay));
   }
   if (weight_decay != 0 && !bases_.empty()) {
-    throw ValueError("seed replay: base '" + options_.base + "': expected weight_decay=0, got " +
+    throw ValueError("SeedReplay: base '" + options_.base + "': expected weight_decay=0, got " +
                      std::to_string(weight_decay));
   }
 }
@@ -321,7 +320,7 @@ uint32_t SeedReplay::checksum() const {
 
 std::vector<uint32_t> SeedReplay::checksums() const {
   if (!bases_.empty()) {
-    throw ValueError("seed replay: base '" + options_.base + "': expected whole weights, got a checksum a parameter");
+    throw ValueError("SeedReplay: base '" + options_.base + "': expected whole weights, got a checksum a parameter");
   }
   return weights_.checksums();
 }

@@ -83,7 +83,7 @@ ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise nois
   for (const auto& p : parameters_) {
     const auto type = p.tensor.scalar_type();
     if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
-      throw TypeError("seed replay: parameter '" + p.name + "': expected float32, float16 or bfloat16, got " +
+      throw TypeError("SeedReplay: parameter '" + p.name + "': expected float32, float16 or bfloat16, got " +
                       c10::toString(type));
     }
     if (!p.tensor.device().is_cpu()) expectDeviceNoise(p.name, p.tensor);
@@ -91,7 +91,7 @@ ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise nois
     const auto elements = static_cast<uint64_t>(c10::multiply_integers(*p.whole));
     const auto own = static_cast<uint64_t>(p.tensor.numel());
     if (p.first > elements || own > elements - p.first) {
-      throw ValueError("seed replay: parameter '" + p.name + "': expected a shard within " + std::to_string(elements) +
+      throw ValueError("SeedReplay: parameter '" + p.name + "': expected a shard within " + std::to_string(elements) +
                        " elements, got " + std::to_string(own) + " from element " + std::to_string(p.first) + " on");
     }
   }
@@ -234,12 +234,12 @@ at::Tensor levels(bool four_bits, const at::Device& device) {
 QuantizedBase::QuantizedBase(const at::Tensor& weight, const std::string& kind)
     : four_bits_(kind == "nf4"), shape_(weight.sizes()) {
   if (kind != "nf4" && kind != "int8") {
-    throw ValueError("seed replay: base: expected int8 or nf4, got '" + kind + "'");
+    throw ValueError("SeedReplay: base: expected int8 or nf4, got '" + kind + "'");
   }
   at::NoGradGuard no_grad;
   at::Tensor flat = weight.detach().to(at::kFloat).flatten();
   if (!at::isfinite(flat).all().item<bool>()) {
-    throw ValueError("seed replay: base: expected finite weights, got one with NaN or infinity");
+    throw ValueError("SeedReplay: base: expected finite weights, got one with NaN or infinity");
   }
   const int64_t blocks = (flat.numel() + kBaseBlock - 1) / kBaseBlock;
   flat = at::constant_pad_nd(flat, {0, blocks * kBaseBlock - flat.numel()}).view({blocks, kBaseBlock});

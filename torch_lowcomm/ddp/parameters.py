@@ -29,11 +29,12 @@ class StateOptions:
 
     def checked(self) -> StateOptions:
         """Returns the options with canonical codecs, `projection_codec` always one, and the rank 0 for no factors."""
-        coded, rank = _poisoning(self.codec), self.rank
-        projection = coded if self.projection_codec is None else _poisoning(self.projection_codec)
+        coded, rank = _poisoning("codec", self.codec), self.rank
+        given = self.projection_codec
+        projection = coded if given is None else _poisoning("projection_codec", given)
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
             raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
-        if self.projection_codec is not None and rank is None:
+        if given is not None and rank is None:
             raise ValueError("ddp.State: projection_codec: expected rank= too, got none")
         if not isinstance(self.warm_up_steps, int) or self.warm_up_steps < 0:
             raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {self.warm_up_steps!r}")
@@ -47,11 +48,15 @@ class StateOptions:
         return {name: getattr(self, name) for name in ("rank", "error_feedback", "residual_dtype")}
 
 
-def _poisoning(text: str) -> str:
+def _poisoning(name: str, text: str) -> str:
     """Returns the codec with nonfinite=poison: a NaN of one rank must reach every rank's gradients and raise no error."""
     spec = checked_codec(text).spec
-    if spec == "none" or "axis=channel" in spec:
-        raise ValueError(f"ddp.State: codec: expected one that rounds, in buckets of a flat tensor, got {spec!r}")
+    if spec == "none":
+        raise ValueError(
+            f"ddp.State: {name}: expected a lossy codec (for exact gradients register no hook), got {spec!r}"
+        )
+    if spec.startswith(("levels", "log")) or "axis=channel" in spec:
+        raise ValueError(f"ddp.State: {name}: expected one of flat tensors, not levels, logbyte or log9, got {spec!r}")
     if "nonfinite=" in spec:
         return spec
     return checked_codec(f"{spec}{',' if ':' in spec else ':'}nonfinite=poison").spec

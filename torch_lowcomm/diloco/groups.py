@@ -62,7 +62,7 @@ class LoopGroups:
         ddp = model.process_group if isinstance(model, DistributedDataParallel) else None
         for alike in (replicas, ddp):
             same |= set() if alike is None else set(dist.get_process_group_ranks(alike))
-        same |= ranks_of_ddp(tensors)
+        same |= ranks_of_ddp(tensors) | getattr(optimizer, "steps_with", set())  # QuantizedAdam's and SeedReplay's
         site, relatives = _site_of(over, given, replicas=same, tensors=tensors)
         members = over if isinstance(over, Membership) else None
         made: list[dist.ProcessGroup] = []
@@ -172,8 +172,9 @@ def _no_sites(averaged: set[int], replicas: set[int], shards: set[int]) -> str:
     if replicas & averaged:
         return (
             f"DiLoCoX: expected ranks that train separately between outer steps, got ranks {sorted(replicas & averaged)}, with "
-            f"which this rank averages gradients in every step (DDP, or replicas=). Where every rank is a site leave DDP out; "
-            f"where a site has several ranks give DDP the ranks of this site alone, as process_group=, and pass {ways}"
+            f"which this rank averages gradients in every step (DDP, QuantizedAdam, SeedReplay, or replicas=). Where every rank "
+            f"is a site leave DDP out, or take another inner optimizer; where a site has several ranks give the ranks of this "
+            f"site alone to DDP, as process_group=, or to the inner optimizer, as group=, and pass {ways}"
         )
     return (
         f"DiLoCoX: expected {ways} for parameters that FSDP2 shards over the ranks {sorted(shards)}, got the group of the ranks "

@@ -55,6 +55,7 @@ class DiLoCoXOptions(OptionTable):
     """
 
     owner: ClassVar[str] = "DiLoCoX"
+    arguments: ClassVar[tuple[str, ...]] = ("model", "group", "cluster", "mesh", "replicas", "resume")
     symbols: ClassVar[Mapping[str, str]] = {
         "H": "sync_every",
         "lr": "outer_lr",

@@ -237,6 +237,14 @@ class Cache(NotCopied):
                 memory.restore(sample, version, slot.contiguous())
 
 
+def expect_cache(cache: object, forward: str | None) -> None:
+    """Raises TypeError where a caller's `cache` is none, and ValueError where `forward` codes no changes for it."""
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"cache: expected an lc.pipeline.Cache, got {cache!r}")
+    if cache is not None and forward in (None, "none"):
+        raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
+
+
 def list_of(samples: Iterable[int] | torch.Tensor) -> list[int]:
     """Numbers of samples; those of a tensor on a device take one copy."""
     return [int(sample) for sample in (samples.tolist() if isinstance(samples, torch.Tensor) else samples)]

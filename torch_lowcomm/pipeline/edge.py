@@ -13,7 +13,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import CHUNKS, EDGES, FIRST_EDGE, TENSORS, Boundary
-from torch_lowcomm.pipeline.cache import Cache, list_of
+from torch_lowcomm.pipeline.cache import Cache, expect_cache, list_of
 from torch_lowcomm.pipeline.edge_messages import EdgeMessages, Received, ZeroOfSent
 
 Samples = torch.Tensor | Iterable[int] | None
@@ -72,8 +72,7 @@ class Edge(NotCopied):
             TypeError, ValueError: As `backend_of`; a codec is unknown, a cache has no forward codec, or there is no such peer,
                 channel or unit.
         """
-        if cache is not None and forward in (None, "none"):
-            raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
+        expect_cache(cache, forward)
         if not 0 <= channel < EDGES:
             raise ValueError(f"channel: expected one of 0...{EDGES - 1}, got {channel}")
         for codec in (forward, backward, first_visit, evaluate):

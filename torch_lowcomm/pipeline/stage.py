@@ -14,7 +14,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary
 from torch_lowcomm.pipeline.boundary_module import boundary_module
-from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.cache import Cache, expect_cache
 from torch_lowcomm.pipeline.presets import FIRST, codecs
 from torch_lowcomm.pipeline.stage_messages import StageCodecs, StageMessages
 from torch_lowcomm.pipeline.units import expect_unit
@@ -76,7 +76,7 @@ class Stage(NotCopied, PipelineStage):
             **kwargs: As PipelineStage.
 
         Raises:
-            TypeError: The module has a part of `BoundaryModule`.
+            TypeError: The module has a part of `BoundaryModule`, or the cache is none.
             ValueError: An option is none of these, a codec is given with a preset, the group is of another backend, or a cache
                 has no forward codec.
         """
@@ -84,8 +84,7 @@ class Stage(NotCopied, PipelineStage):
         forward, backward, first_visit = codecs(preset, forward, backward, first_visit)
         self._module = boundary_module(submodule)
         forward, backward = (self._module.message_codec if codec is None else codec for codec in (forward, backward))
-        if cache is not None and forward in (None, "none"):
-            raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
+        expect_cache(cache, forward)
         if num_stages > BOUNDARIES + 1:
             raise ValueError(f"num_stages: expected at most {BOUNDARIES + 1}, got {num_stages}")
         if window is not None and window < 1:

@@ -49,7 +49,7 @@ class Lead:
             try:
                 self._send(["raised", 0, type(error).__name__], str(error).encode())
             except Exception as second:  # the ranks lost each other: then that is what the caller hears of
-                logger.debug("seed replay: could not tell the machine's ranks of %r: %s", error, second)
+                logger.debug("SeedReplay: could not tell the machine's ranks of %r: %s", error, second)
             raise
 
     def _follow(self) -> bytes | bool | None:
@@ -72,7 +72,7 @@ class Lead:
                     f"{type(error).__name__}: {error}"
                 ) from error
             if error is None and what == "raised":
-                logger.warning("seed replay: %s: failed on the machine's first rank: %s: %s", name, said, data.decode())
+                logger.warning("SeedReplay: %s: failed on the machine's first rank: %s: %s", name, said, data.decode())
 
     def _send(self, head: list[Any], data: bytes = b"") -> None:
         text = json.dumps(head).encode()

@@ -25,6 +25,13 @@ class Meeting:
     machine_id: int | str | None
     exchange: Exchange | None
 
+    @property
+    def others(self) -> set[int]:
+        """The global ranks of the group, without this one; empty where machines meet otherwise."""
+        if self.group is None or self.group == dist.GroupMember.NON_GROUP_MEMBER:
+            return set()
+        return set(dist.get_process_group_ranks(self.group)) - {dist.get_rank()}
+
     def expect(self, ranks: Sequence[int]) -> str:
         """Returns the one way's name; ValueError for more, a part of one, or a group with another of the machine's `ranks`."""
         ways = {"group": self.group, "store": self.store, "exchange": self.exchange}
@@ -34,13 +41,11 @@ class Meeting:
         if (self.store is None) != (self.machine_id is None):
             got = "machine_id alone" if self.store is None else "store alone"
             raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
-        if self.group is not None and self.group != dist.GroupMember.NON_GROUP_MEMBER:
-            others = sorted(set(dist.get_process_group_ranks(self.group)) & set(ranks) - {dist.get_rank()})
-            if others:
-                raise ValueError(
-                    f"SeedReplay: group: expected one rank of each machine, got ranks {others} of this one too, whose parameters "
-                    "are sharded together"
-                )
+        if others := sorted(self.others & set(ranks)):
+            raise ValueError(
+                f"SeedReplay: group: expected one rank of each machine, got ranks {others} of this one too, whose parameters "
+                "are sharded together"
+            )
         return f"{given[0]} {self.machine_id}" if given else "alone"
 
     def begin(self, *, samples: int | None) -> Exchange:

@@ -92,7 +92,7 @@ class MachineRanks:
             return math.fsum(losses) / len(losses)
         if len(lost) < len(losses):
             logger.warning(
-                "seed replay: the loss is not finite on ranks %s of this machine's ranks %s: the sample is skipped",
+                "SeedReplay: the loss is not finite on ranks %s of this machine's ranks %s: the sample is skipped",
                 lost,
                 self.ranks,
             )

@@ -103,7 +103,7 @@ class LossWatch:
             self._warned = True
             logger.warning(
                 "SeedReplay: the loss was %s in the first iteration and is %g: expected a learning rate at which it falls, got "
-                "%g; lr=None takes %.2g here, 0.3 / √(trained parameters)",
+                "%g; lr=None takes %.2g here, 0.3 / √(trained parameters). Or the closure's loss differs from call to call",
                 "not above 0" if self._first is None else f"{self._first:g}",
                 loss,
                 rate,

@@ -77,6 +77,7 @@ class SeedReplay(NotCopied, torch.optim.Optimizer):
         parameters = [p for p in model.parameters() if p.requires_grad]
         lr, self._watch = default_rate(parameters) if lr is None else lr, LossWatch(parameters)
         meeting, own = Meeting(group, store, machine_id, exchange), list[Entry]()
+        self.steps_with = meeting.others  # DiLoCoX does not take them for sites
 
         def checked() -> str:
             """Returns what all ranks of this machine must have in common."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch_lowcomm._option_table import OptionTable, at_least, option
@@ -44,6 +44,8 @@ class SeedReplayOptions(OptionTable):
     """
 
     owner: ClassVar[str] = "SeedReplay"
+    arguments: ClassVar[tuple[str, ...]] = ("lr", "group", "store", "machine_id", "exchange", "checkpoint")
+    symbols: ClassVar[Mapping[str, str]] = {"learning_rate": "lr"}
 
     eps: float = option(1e-3, *_POSITIVE)
     samples: int | None = at_least(None, 1)

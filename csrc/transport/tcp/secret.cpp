@@ -33,6 +33,12 @@ std::string octal(mode_t mode) {
   return text.data();
 }
 
+// A shell does so only where it reads the path without quotes.
+std::string withHome(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  return home && path.starts_with("~/") ? home + path.substr(1) : path;
+}
+
 // The file is asked after it was opened: a name may lead elsewhere a moment later.
 std::string readFile(const std::string& path) {
   const std::string what = std::string(kFile) + ": '" + path + "': expected ";
@@ -77,7 +83,7 @@ std::optional<Secret> Secret::fromEnvironment() {
   if (text && file) throw ValueError(std::string(kText) + ": expected it or " + kFile + ", got both");
   if (text) return Secret(text, kText);
   if (!file) return {};
-  return Secret(readFile(trimmed(file)), kFile);
+  return Secret(readFile(withHome(trimmed(file))), kFile);
 }
 
 }  // namespace lowcomm::tcp

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "base/error.h"
 #include "transport/tcp/pace.h"
@@ -186,13 +187,15 @@ std::vector<std::string> localHosts(const std::string& interface) {
     throw ValueError(std::string("addresses of this machine: expected some, got: ") + std::strerror(errno));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
   std::vector<std::string> hosts, loopback;
+  std::set<std::string> names;
   for (const ifaddrs* one = all; one; one = one->ifa_next) {
     if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) continue;
-    if (!interface.empty() && interface != one->ifa_name) continue;
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr))
       continue;
+    names.insert(one->ifa_name);
+    if (!interface.empty() && interface != one->ifa_name) continue;
     char text[NI_MAXHOST];
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     if (getnameinfo(one->ifa_addr, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) continue;
@@ -200,8 +203,11 @@ std::vector<std::string> localHosts(const std::string& interface) {
   }
   hosts.insert(hosts.end(), loopback.begin(), loopback.end());
   if (hosts.empty()) {
+    std::string there;
+    for (const std::string& name : names)
+      there += (there.empty() ? "" : ", ") + name;
     throw ValueError("LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected an interface with an address, got '" +
-                     interface + "'");
+                     interface + "'; this machine has " + (there.empty() ? "none" : there));
   }
   return hosts;
 }

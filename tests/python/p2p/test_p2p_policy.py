@@ -45,6 +45,7 @@ def test_coded_or_exact_by_the_policy(r):
         same(ring(x)[0], x)
     reasons = {"under min_bytes": 2, "dtype Int": 1, "dtype Double": 1, "inside lc.exact()": 1}
     assert stats()["send"]["exact_because"] == stats()["recv"]["exact_because"] == reasons
+    assert stats()["send"]["ratio"] > 0 and stats()["recv"]["ratio"] is None
 
 
 @pytest.mark.on("pair", "quad")

@@ -145,9 +145,10 @@ def test_errors_reach_both_ends_and_both_go_on(r):
     for options, said in (
         ({"channel": 255}, "channel: expected one of 0...254, got 255"),
         ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
+        ({"cache": True}, "cache: expected an lc.pipeline.Cache, got True"),
         ({"peer": r.rank}, "expected a peer among"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(TypeError if options.get("cache") is True else ValueError, match=said):
             lc.pipeline.Edge(**{"peer": 1 - r.rank, **options})
     with pytest.raises(ValueError, match="expected 1 to 8 tensors in a message, got 9"):
         edge.send([x] * 9, samples=range(4))

@@ -34,6 +34,7 @@ def test_mistakes_are_named_before_anything_is_sent(r):
     for options, said in (
         ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
         ({"cache": cache, "forward": "none"}, "forward: expected a codec of changes with a cache, got none"),
+        ({"cache": True, "forward": "gauss2"}, "cache: expected an lc.pipeline.Cache, got True"),
         ({"window": 0}, "window: expected 1 or more, got 0"),
         ({"forward": "sym99"}, "sym99"),
         ({"preset": "paper:1/1"}, "preset: expected one of paper:2/4, paper:3/6, paper:4/8, got 'paper:1/1'"),
@@ -47,7 +48,7 @@ def test_mistakes_are_named_before_anything_is_sent(r):
             "first_visit: expected none with preset 'paper:2/4', got 'minmax4'",
         ),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(TypeError if options.get("cache") is True else ValueError, match=said):
             case.build(r.rank, r.size, "GPipe", **options)
     with pytest.raises(ValueError, match="store: expected 'fp32', 'fp16', 'bf16' or a codec, got 'int4'"):
         lc.pipeline.Cache(store="int4")

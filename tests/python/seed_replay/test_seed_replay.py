@@ -311,7 +311,7 @@ def test_a_log_replays_on_the_base_model():
         ({"samples": 0}, ValueError, "samples: expected an integer of 1 or more, got 0"),
         ({"samples": 70000}, ValueError, "samples: expected 65535 or fewer, got 70000"),
         ({"weight_decay": -1}, ValueError, "weight_decay: expected a finite number, 0 or more"),
-        ({"noise": "uniform"}, ValueError, "noise: expected rademacher or gaussian, got 'uniform'"),
+        ({"noise": "uniform"}, ValueError, "SeedReplay: noise: expected rademacher or gaussian, got 'uniform'"),
         ({"codec": "sym4"}, ValueError, "codec: expected logbyte, log9, fp16, none or sign1, got 'sym4'"),
         ({"lr_scale": "k"}, ValueError, "lr_scale: expected sqrt or mean, got 'k'"),
         ({"estimator": "three"}, ValueError, "estimator: expected one of two-sided"),
@@ -325,6 +325,7 @@ def test_a_log_replays_on_the_base_model():
         ),
         ({"base": "int8", "pool": 4, "perturb": "in-place"}, ValueError, "expected no base"),
         ({"perturb": "both"}, ValueError, "perturb: expected at-use or in-place, got 'both'"),
+        ({"learning_rate": 1}, TypeError, r"SeedReplay: .* lr, group, .*got 'learning_rate' \(did you mean lr\?\)"),
     ],
 )
 def test_options_that_will_not_do(options, error, match):

@@ -46,6 +46,7 @@ def test_a_loss_that_grows_is_warned_of_once(caplog):
     assert losses[-1] > 10 * losses[0] or math.isnan(losses[-1])
     (said,) = [record.getMessage() for record in caplog.records]
     assert "SeedReplay: the loss was 2." in said and "got 1;" in said and "lr=None takes 0.00047 here" in said
+    assert "Or the closure's loss differs from call to call" in said
 
 
 def test_the_default_counts_what_is_trained():

@@ -169,6 +169,7 @@ def test_a_file_is_refused_by_name(tmp_path):
         (read_by_others, "LOWCOMM_SECRET_FILE: '.*': expected a file that its owner alone may read .* got mode 0644"),
         (short, "LOWCOMM_SECRET_FILE: expected 32 random bytes as text"),
         (str(tmp_path / "missing"), "LOWCOMM_SECRET_FILE: '.*missing': expected a file, got: No such file"),
+        ("~/a/missing", "LOWCOMM_SECRET_FILE: '/.*a/missing': expected a file, got: No such file"),
     ):
         ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET_FILE", [good, wrong], [what, what], timeout=DEADLINE_S)
 

@@ -69,7 +69,7 @@ def test_what_a_transport_cannot_be_is_refused(r):
     os.environ["LOWCOMM_SOCKET_IFNAME"] = "no0"
     with pytest.raises(
         ValueError,
-        match="LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected an interface with an address, got 'no0'",
+        match="LOWCOMM_SOCKET_IFNAME or .*: expected an interface with an address, got 'no0'; this machine has .*lo",
     ):
         r.init("lowcomm", timeout_s=5)
 

@@ -40,7 +40,7 @@ class Commit:
             quorum = struct.unpack_from(f"<{named}Q", value, _HEAD.size) if named else _machines_of(record)
             return Commit(iteration, record, quorum, answered, quorum[place], epoch)
         except (struct.error, IndexError) as error:
-            raise ValueError(f"seed replay: expected what machines agreed on, got {value[:80]!r}") from error
+            raise ValueError(f"SeedReplay: expected what machines agreed on, got {value[:80]!r}") from error
 
 
 def _machines_of(record: bytes) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class StoreExchange(NotCopied):
 
     def __init__(self, store: Store, machine_id: int | str, **options: Any) -> None:
         if not isinstance(store, Store):
-            raise TypeError(f"seed replay: store: expected a torch.distributed.Store, got {type(store).__name__}")
+            raise TypeError(f"SeedReplay: store: expected a torch.distributed.Store, got {type(store).__name__}")
         self._options = given = StoreExchangeOptions.named(**options)
         given.expect()
         self.machine = machine_number(machine_id)
@@ -96,7 +96,7 @@ class StoreExchange(NotCopied):
             ConnectionError: The store is lost.
         """
         if self._beat is not None:
-            raise RuntimeError("seed replay: expected leave() before another join(): an exchange serves one optimizer")
+            raise RuntimeError("SeedReplay: expected leave() before another join(): an exchange serves one optimizer")
         options = self._options
         fixed = f"store_protocol={_VERSION} chunk={options.chunk} snapshot_every={options.snapshot_every}"
         text = f"{fixed} {core.agreement}"
@@ -130,7 +130,7 @@ class StoreExchange(NotCopied):
             RuntimeError, ReplayMismatch, TimeoutError, ConnectionError: As `join` raises them.
         """
         if self._beat is None or self._member is None:
-            raise RuntimeError("seed replay: expected join() before the first iteration, got exchange()")
+            raise RuntimeError("SeedReplay: expected join() before the first iteration, got exchange()")
         self._beat.alive()  # raises if the store is lost, or this machine's place
         core.check_message(message, machine=self.machine)
         iteration = core.iteration
@@ -141,7 +141,7 @@ class StoreExchange(NotCopied):
         if last.iteration == iteration - 1 and self.machine in last.quorum:
             commit = self._member.commit(core, message, lr=lr, weight_decay=weight_decay)
         while commit is None:
-            logger.warning("seed replay: iteration %d: the others went on without this machine", core.iteration)
+            logger.warning("SeedReplay: iteration %d: the others went on without this machine", core.iteration)
             self._pace.interrupted()
             commit = self._member.join(core)
             if commit is None:
@@ -215,7 +215,7 @@ class StoreExchange(NotCopied):
         if own != agreed and not self._warned:
             self._warned = True
             logger.warning(
-                "seed replay: iteration %d: lr and weight decay are %s, those of the machine that has been here for longest; "
+                "SeedReplay: iteration %d: lr and weight decay are %s, those of the machine that has been here for longest; "
                 "this machine's own, %s, are not used",
                 told["iteration"],
                 agreed,
@@ -229,7 +229,7 @@ class StoreExchange(NotCopied):
         self._snapshots.finish(self._options.timeout_s)
 
     def _keys(self) -> PatientStore:
-        return PatientStore(PrefixStore("lowcomm/replay", self._shared.clone()), self._options.timeout_s, "seed replay")
+        return PatientStore(PrefixStore("lowcomm/replay", self._shared.clone()), self._options.timeout_s, "SeedReplay")
 
 
 StoreExchange.__signature__ = StoreExchangeOptions.completed(inspect.signature(StoreExchange))  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ def found(run: Run, core: _C.SeedReplay, *, min_machines: int, timeout_s: float)
             break
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"seed replay: expected {min_machines} machines or more to begin with, got "
+                f"SeedReplay: expected {min_machines} machines or more to begin with, got "
                 f"{sorted(request.name for request in there.values())} in {timeout_s:g} s"
             )
         value = store.wait_for("founded", wait_s)

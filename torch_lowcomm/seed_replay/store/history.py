@@ -28,7 +28,7 @@ class History:
         commit = self._head.commit
         if core.iteration > commit.iteration + 1:
             raise ValueError(
-                f"seed replay: expected weights of iteration {commit.iteration + 1}, where the run at this store is, or of an "
+                f"SeedReplay: expected weights of iteration {commit.iteration + 1}, where the run at this store is, or of an "
                 f"earlier one, got some of iteration {core.iteration}: another run needs a store, or a prefix, of its own"
             )
         while True:
@@ -39,7 +39,7 @@ class History:
                 before = core.iteration
                 if not self._snapshots.take(self._store, core, after=before):
                     raise
-                logger.info("seed replay: took the snapshot of iteration %d, from iteration %d", core.iteration, before)
+                logger.info("SeedReplay: took the snapshot of iteration %d, from iteration %d", core.iteration, before)
             except (ReplayMismatch, ValueError) as error:
                 if not self.resynced(core, error):
                     raise
@@ -71,7 +71,7 @@ class History:
             at, theirs = map(int, (store.find(f"sum/{peer}") or b"-1 0").split())
             if at == iteration and mine != theirs:
                 return ReplayMismatch(
-                    f"seed replay: expected the same weights as machine {name!r} at iteration {iteration}, with checksum "
+                    f"SeedReplay: expected the same weights as machine {name!r} at iteration {iteration}, with checksum "
                     f"{theirs:#010x}, got {mine:#010x}"
                 )
             if at >= iteration or name in self._run.beat.gone() or time.monotonic() > deadline:

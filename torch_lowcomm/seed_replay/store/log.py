@@ -13,7 +13,7 @@ class LogGap(RuntimeError):
     def __init__(self, iteration: int, begin: int | None) -> None:
         reaches = "the last snapshot" if begin is None else f"iteration {begin}"
         super().__init__(
-            f"seed replay: expected weights of {reaches} or later, as the log at this store begins there, got some of "
+            f"SeedReplay: expected weights of {reaches} or later, as the log at this store begins there, got some of "
             f"iteration {iteration}: take a later checkpoint"
         )
 
@@ -50,7 +50,7 @@ class RunLog:
             _replay(core, found[1], found[0]["first"])
         if core.iteration == founding.iteration and (mine := core.checksum()) != founding.checksum:
             raise ValueError(
-                f"seed replay: expected the weights that the run has at iteration {founding.iteration}, with checksum "
+                f"SeedReplay: expected the weights that the run has at iteration {founding.iteration}, with checksum "
                 f"{founding.checksum:#010x}, got {mine:#010x}: machines begin with the same weights"
             )
         while core.iteration <= last.iteration:
@@ -82,10 +82,10 @@ class RunLog:
         _replay(core, records, told["first"])
         end = told["first"] + told["count"]
         if core.iteration != end:
-            raise ValueError(f"seed replay: chunk {number}: expected to end with iteration {end}, got {core.iteration}")
+            raise ValueError(f"SeedReplay: chunk {number}: expected to end with iteration {end}, got {core.iteration}")
         if compare and told["checksum"] is not None and (mine := core.checksum()) != told["checksum"]:
             raise ReplayMismatch(
-                f"seed replay: expected the others' weights of iteration {end}, with checksum {told['checksum']:#010x}, got "
+                f"SeedReplay: expected the others' weights of iteration {end}, with checksum {told['checksum']:#010x}, got "
                 f"{mine:#010x} after replaying the log: the weights it began with were others"
             )
         return True
@@ -123,7 +123,7 @@ class RunLog:
         absent = [t for t in iterations if t not in self._recent]
         values = dict(zip(absent, self._store.find_all([f"log/{t}" for t in absent]), strict=True))
         if None in values.values():  # they are deleted once they are in a chunk
-            raise LogMoved(f"seed replay: chunk {number}: expected its iterations in the log at the store, got not all")
+            raise LogMoved(f"SeedReplay: chunk {number}: expected its iterations in the log at the store, got not all")
         records = [self._recent.get(t) or Commit.decode(values[t] or b"").record for t in iterations]
         told = {"first": iterations.start, "count": len(records), "checksum": checksum}
         self._store.put_large(f"chunk/{number}", b"".join(records), **told)

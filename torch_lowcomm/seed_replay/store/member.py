@@ -99,12 +99,12 @@ class Member:
         alive, commit = self._run.beat.alive(), self._head.commit
         names = list(map(self._run.name_of, commit.quorum))
         if alive.isdisjoint(names):
-            logger.warning("seed replay: iteration %d: %s are gone, going on without them", core.iteration, names)
+            logger.warning("SeedReplay: iteration %d: %s are gone, going on without them", core.iteration, names)
             mine = {"quorum": (self._machine,), "leader": self._machine, "epoch": commit.epoch + 1}
             self._head.propose(dataclasses.replace(commit, **mine))
         elif time.monotonic() > deadline:
             raise TimeoutError(
-                f"seed replay: expected {sorted(alive.intersection(names))} to let this machine in after iteration "
+                f"SeedReplay: expected {sorted(alive.intersection(names))} to let this machine in after iteration "
                 f"{core.iteration}, got nothing in {self._timeout_s:g} s"
             )
 
@@ -183,9 +183,9 @@ class Member:
             self.dropped += len(missing)
             for machine, why in missing.items():
                 name = self._run.name_of(machine)
-                logger.warning("seed replay: iteration %d: dropped machine %r: %s", iteration, name, why)
+                logger.warning("SeedReplay: iteration %d: dropped machine %r: %s", iteration, name, why)
             for machine in joined:
-                logger.info("seed replay: iteration %d: let machine %r in", iteration, self._run.name_of(machine))
+                logger.info("SeedReplay: iteration %d: let machine %r in", iteration, self._run.name_of(machine))
 
 
 def _record(core: _C.SeedReplay, mails: dict[int, bytes]) -> bytes:

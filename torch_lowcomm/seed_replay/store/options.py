@@ -29,7 +29,7 @@ class StoreExchangeOptions(OptionTable):
         timeout: How long the store may take for an answer, and how long to wait for machines to begin with or to be let in.
     """
 
-    owner: ClassVar[str] = "seed replay"
+    owner: ClassVar[str] = "SeedReplay"
 
     min_machines: int = at_least(1, 1)
     deadline_factor: float = option(4.0, *_POSITIVE)
@@ -52,10 +52,10 @@ class StoreExchangeOptions(OptionTable):
         self.expect_in_range()
         if self.snapshot_every % self.chunk:
             raise ValueError(
-                f"seed replay: snapshot_every: expected a multiple of chunk, {self.chunk}, got {self.snapshot_every}"
+                f"SeedReplay: snapshot_every: expected a multiple of chunk, {self.chunk}, got {self.snapshot_every}"
             )
         if not self.deadline_most_s >= self.deadline_least_s:
             raise ValueError(
-                f"seed replay: deadline_most_s: expected deadline_least_s, {self.deadline_least_s!r}, or more, got "
+                f"SeedReplay: deadline_most_s: expected deadline_least_s, {self.deadline_least_s!r}, or more, got "
                 f"{self.deadline_most_s!r}"
             )

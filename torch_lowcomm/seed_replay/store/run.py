@@ -46,7 +46,7 @@ class Run:
         self._known[number] = _, first = _place_and_name(value)
         if first != name:
             raise ValueError(
-                f"seed replay: machine_id: expected one whose number, {number}, no other machine has, got {name!r}: it is "
+                f"SeedReplay: machine_id: expected one whose number, {number}, no other machine has, got {name!r}: it is "
                 f"{first!r}'s too"
             )
 
@@ -62,7 +62,7 @@ class Run:
         if number not in self._known:
             found = self.store.find(f"name/{number}")
             if found is None:
-                raise RuntimeError(f"seed replay: expected name/{number} at the store, got none: its run was deleted")
+                raise RuntimeError(f"SeedReplay: expected name/{number} at the store, got none: its run was deleted")
             self._known[number] = _place_and_name(found)
         return self._known[number]
 

@@ -70,7 +70,7 @@ class Snapshots:
                 write_whole(self._path(iteration), lambda part: part.write_bytes(value))
             there = self._list(store, {"iteration": iteration, "checksum": checksum, "bytes": len(value)})
             if there is None:
-                logger.info("seed replay: no snapshot of iteration %d: there is a later one", iteration)
+                logger.info("SeedReplay: no snapshot of iteration %d: there is a later one", iteration)
                 self._remove(store, iteration, len(value))
             elif there:
                 # Deletes the third last, and those that a machine began and died over. A joiner may read the last but one now.
@@ -79,7 +79,7 @@ class Snapshots:
                     self._remove(store, gone, len(value))
                 forget(store, there[-1]["iteration"])
         except (ConnectionError, OSError) as error:
-            logger.warning("seed replay: no snapshot of iteration %d: %s", iteration, error)
+            logger.warning("SeedReplay: no snapshot of iteration %d: %s", iteration, error)
 
     @staticmethod
     def _claim(store: PatientStore, iteration: int) -> bool:
@@ -115,13 +115,13 @@ class Snapshots:
             try:
                 self._load(value)
             except Exception as error:
-                damaged = ValueError(f"seed replay: snapshot: expected weights of {expected}, got {error}")
+                damaged = ValueError(f"SeedReplay: snapshot: expected weights of {expected}, got {error}")
             else:
                 found = core.iteration, core.checksum()
                 if found == (told["iteration"], told["checksum"]):
                     return True
                 damaged = ValueError(
-                    f"seed replay: snapshot: expected weights of {expected}, got iteration {found[0]} and {found[1]:#010x}"
+                    f"SeedReplay: snapshot: expected weights of {expected}, got iteration {found[0]} and {found[1]:#010x}"
                 )
             logger.warning("%s", damaged)
         if damaged is not None:
