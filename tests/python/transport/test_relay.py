@@ -8,6 +8,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 
@@ -50,7 +51,7 @@ def _meet(r, relay, secret, alone):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("secret", ["", "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyz"])
+@pytest.mark.parametrize("secret", ["", pytest.param(SECRET, marks=needs_tls)])
 def test_two_ranks_that_only_dial_meet_at_a_relay(relay, secret):
     ranks.run_ranks(_meet, 3, relay, secret, (0, 2), timeout=DEADLINE_S)
 
