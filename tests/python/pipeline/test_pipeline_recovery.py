@@ -58,8 +58,9 @@ def _expect_equal_caches(r, cache):
         assert sent == received
 
 
-def _recovers(r, name):
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
+@pytest.mark.on("pair", "quad", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
+def test_all_stages_go_on_in_the_same_group(r):
+    name = {2: "GPipe", 4: "1F1B"}[r.size]
     cache = lc.pipeline.Cache()
     schedule, (stage,) = case.build(r.rank, r.size, name, cache=cache, **case.CODED)
     spoiler = stage.submod = _Spoiler(stage.submod)
@@ -96,14 +97,6 @@ def _recovers(r, name):
             assert len(cache.slots.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
     for side in ("_receives", "_sends", "_posted"):
         assert not getattr(stage._messages, side), "after a step nothing is under way"
-
-
-def test_two_stages_go_on_in_the_same_group(pair):
-    pair(_recovers, "GPipe")
-
-
-def test_four_stages_go_on_in_the_same_group(quad):
-    quad(_recovers, "1F1B")
 
 
 @pytest.mark.on("pair", group={"timeout_s": 300})

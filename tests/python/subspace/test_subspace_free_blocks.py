@@ -50,7 +50,14 @@ def test_the_last_blocks_are_as_they_were(free):
 
 
 # Free blocks, blocks of the stages, whether the last one is freed.
-CUTS = [(0, [1, 1, 1, 1], False), (1, [2, 1, 1], False), (2, [2, 2], False), (2, [1, 3], False), (0, [1, 3], True)]
+CUTS = [
+    (0, [1, 1, 1, 1], False),
+    (1, [4], False),
+    (1, [2, 1, 1], False),
+    (2, [2, 2], False),
+    (2, [1, 3], False),
+    (0, [1, 3], True),
+]
 
 
 @pytest.mark.parametrize(("free", "sizes", "freed"), CUTS)
