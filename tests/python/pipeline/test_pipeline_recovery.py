@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-import ranks
 import stages_case as case
 import torch
 import torch.distributed as dist
@@ -120,7 +119,11 @@ def test_stages_that_share_a_rank_go_on(r):
         assert len(rows[sender][boundary, True]) == case.ROWS
 
 
-def _stopped(r, victim):
+@pytest.mark.later
+@pytest.mark.parametrize(
+    "victim", [pytest.param(v, marks=pytest.mark.on(3, timeout=120, kill_last=[v])) for v in (0, 1)]
+)
+def test_a_stopped_rank_is_named_at_the_deadline(r, victim):
     """The victim stops in the middle of a step: the other hears of it at the deadline, and goes on with rank 2 in its place."""
     cache = lc.pipeline.Cache()
     me = victim if r.rank == 2 else r.rank
@@ -149,14 +152,6 @@ def _stopped(r, victim):
     rows = case.equal_rows(cache.slots.rows(0, me == 0))
     assert [row[2] for row in rows] == [1] * case.ROWS, "what one side alone remembered is a first visit"
     dist.destroy_process_group()
-    return "went on"
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_is_named_at_the_deadline(victim):
-    ended = ranks.run_ranks(_stopped, 3, victim, timeout=120, kill_last=[victim])
-    assert ended == ["went on" if rank != victim else None for rank in range(3)]
 
 
 @pytest.mark.later
