@@ -101,29 +101,6 @@ def test_a_time_out_ends_the_group(r, how):
     assert torch.equal(ints, torch.full((3,), r.size))
 
 
-def test_a_mistake_leaves_the_group_whole(r):
-    """A call that is refused, and a wait that is over before its op, end nothing."""
-    import datetime
-
-    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
-    with pytest.raises(RuntimeError):
-        dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND)
-    ints = torch.ones(3, dtype=torch.int64)
-    if r.rank == 0:
-        work = dist.all_reduce(ints, async_op=True)
-        with pytest.raises(RuntimeError):
-            work.wait(datetime.timedelta(milliseconds=50))
-        r.say("waited")
-        work.wait()
-    else:
-        r.hear("waited")
-        dist.all_reduce(ints)
-    assert torch.equal(ints, torch.full((3,), r.size))
-    out = torch.empty(300 * r.size)
-    dist.all_gather_into_tensor(out, torch.ones(300))
-    assert torch.equal(out, torch.ones(300 * r.size))
-
-
 def test_futures_of_exact_ops_carry_the_named_error(r):
     """The error that a future carries is the one that wait() raises."""
     r.init("lowcomm")

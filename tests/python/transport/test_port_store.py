@@ -11,7 +11,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from port_client import Stream
-from test_tcp import SECRET
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 from torch_lowcomm import _C
@@ -38,7 +38,9 @@ def _meet(r, port, seconds):
     )
 
 
-@pytest.mark.parametrize(("by_environment", "secret"), [(False, ""), (True, ""), (False, SECRET)])
+@pytest.mark.parametrize(
+    ("by_environment", "secret"), [(False, ""), (True, ""), pytest.param(False, SECRET, marks=needs_tls)]
+)
 @pytest.mark.on(3, timeout=DEADLINE_S)
 def test_three_ranks_meet_at_one_port(r, port, by_environment, secret):
     if secret:
