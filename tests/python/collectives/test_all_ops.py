@@ -48,7 +48,7 @@ def test_receives_from_any_rank(r):
 
 @pytest.mark.on("trio")
 def test_what_is_built_of_ops(r):
-    """What c10d builds of collectives: objects, coalesced ops, sparse tensors."""
+    """Objects, coalesced ops and sparse tensors, which c10d makes of collectives."""
     r.init("lowcomm", timeout_s=30.0)
     gathered = [None] * r.size
     dist.all_gather_object(gathered, {"rank": r.rank, "text": "x" * (10**r.rank)})

@@ -71,7 +71,7 @@ OPS = {
 }
 
 
-# What one rank may refuse alone.
+# Ops that one rank may refuse alone.
 ENDS = ("send and recv", "isend and irecv", "batch_isend_irecv", "gather", "scatter", "reduce")
 SERVED = (torch.float64, torch.float32, torch.int32, torch.int64)
 

@@ -24,7 +24,7 @@ SAVED, STEPS = 4, 8
     [*((case, named, "save") for case in CASES for named in (True, False)), ("low rank", True, "dcp")],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(r, case, named, how):
-    """By torch.save and by a distributed checkpoint."""
+    """A run goes on from torch.save and from a distributed checkpoint."""
     r.init()
 
     def fresh():

@@ -66,7 +66,7 @@ def test_stages_agree_on_the_interval(r):
     """They see different averages: their ranks differ, and the interval is the same at every outer step."""
     rank = Pipeline(r)
     optimizer = rank.wrapped(6, **ADAPTIVE)
-    own, notes = [], [None] * r.size  # of outer steps: (inner step, interval, rank, effective rank)
+    own, notes = [], [None] * r.size  # an entry for each outer step: (inner step, interval, rank, effective rank)
     for step in range(48):
         rank.backward(step)
         begun = optimizer.report["outer_steps"]

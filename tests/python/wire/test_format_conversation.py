@@ -86,7 +86,7 @@ def resealed(frame, **fields):
 
 
 CRC = r"crc32c: expected \d+, got \d+"
-# What is changed of the data frame, and the text of the error: the field, what was expected and what was got.
+# A change of the data frame, and the text of the error: the field, what was expected and what was got.
 SPOILT = {
     "a bit of the payload": (lambda f: flipped(f, 64 + 777), CRC),
     "the magic": (lambda f: flipped(f, 0), r"magic: expected \d+ \('LCMF'\), got \d+"),
