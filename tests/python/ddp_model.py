@@ -2,6 +2,7 @@
 
 import ranks
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,6 +107,42 @@ def with_ledger(state, **kwargs):
     model = make(ledger, hook=noting, **kwargs)
     ledger.names |= {id(p): name for name, p in model.module.named_parameters()}
     return model, ledger
+
+
+def expect_nothing_lost(state, backward, steps, rounding, **made):
+    """Steps of `backward(model, step)`: what was applied and what residuals hold is what the ranks' gradients were in sum.
+
+    Args:
+        rounding: of a step, relative to the largest gradient.
+        made: as `make` takes it.
+
+    Returns:
+        The parameters of each call of the hook, by name.
+    """
+    model, ledger = with_ledger(state, **made)
+    applied = {}
+    for step in range(steps):
+        backward(model, step)
+        for name, p in model.module.named_parameters():
+            if p.grad is not None:
+                applied[name] = applied.get(name, 0) + p.grad.double()
+        model.zero_grad()
+    keys = {str(i): name for i, name in enumerate(n for names in ledger.seen for n in names)}
+    residuals = {keys[key]: value for key, value in tensors(state, "residual").items()}
+    ranks_have = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks_have, (ledger.owed, applied, residuals))
+    for name, value in applied.items():
+        assert all(torch.equal(value, other[name]) for _, other, _ in ranks_have), f"ranks differ in {name}"
+        owed = sum(owed[name] for owed, *_ in ranks_have)
+        held = sum(residuals.get(name, torch.zeros(())).double() for *_, residuals in ranks_have)
+        largest = max(owed.abs().max().item(), 1e-6)
+        sums = len(ranks_have) * value + held
+        torch.testing.assert_close(sums, owed, rtol=0, atol=largest * steps * rounding)
+        if name in CODED:
+            assert held.abs().max() > largest * 1e-3, "a residual holds what coding lost"
+        else:
+            assert not held.any()
+    return ledger.seen
 
 
 def expect_the_same_bits(on_a_form):

@@ -126,11 +126,6 @@ def end_together(r, machine, ready, pause_s=0.01):
     return ended
 
 
-def expect_alike(ends):
-    """Machines that end with other weights, or another log, fail the test."""
-    assert len(set(ends)) == 1, ends
-
-
 def machines_by_iteration(log):
     """By iteration, who is in its record."""
     return {record["iteration"]: record["machines"] for record in _C.read_replay_records(log)}

@@ -5,20 +5,6 @@ import torch
 
 import torch_lowcomm as lc
 
-SPECS = ["minmax8:bucket=1024", "minmax4:bucket=64", "minmax1:bucket=65536", "qsgd8:bucket=512", "qsgd2:bucket=1024"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_is_converted_first(dtype):
-    x = torch.randn(5000).to(dtype)
-    for spec in SPECS:
-        c = lc.codec(spec)
-        b = c.encode(x, seed=5)
-        assert torch.equal(b, c.encode(x.float(), seed=5))
-        y = c.decode(b, x.numel(), dtype=dtype)
-        assert y.dtype == dtype
-        assert torch.equal(y, c.decode(b, x.numel()).to(dtype))
-
 
 @pytest.mark.parametrize(
     "dtype",
@@ -56,20 +42,6 @@ def test_draws():
         assert not torch.equal(b, c.encode(x, **other))
 
 
-def test_flush_denormal_changes_nothing():
-    x = torch.randn(2000) * 1e-37
-    c = lc.codec("minmax8:bucket=64")
-    plain, y = c.encode(x), c.roundtrip(x)
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot flush denormals")
-    try:
-        hostile, z = c.encode(x), c.roundtrip(x)
-    finally:
-        torch.set_flush_denormal(False)
-    assert torch.equal(plain, hostile)
-    assert torch.equal(y.view(torch.int32), z.view(torch.int32))
-
-
 def test_properties():
     c = lc.codec("qsgd4")
     assert (c.spec, c.bits, c.bucket) == ("qsgd4:bucket=1024", 4, 1024)
@@ -78,24 +50,6 @@ def test_properties():
     assert (none.spec, none.bits, none.bucket) == ("none", 0, 0)
     assert lc.codec("minmax4:bucket=1024").encoded_bytes(1537) == 896
     assert none.encoded_bytes(9, torch.float64) == 128
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("int8", ["minmax1...minmax8", "int8"]),
-        ("minmax9", ["bits", "1...8"]),
-        ("minmax8:bucket=1000", ["bucket", "power of two", "1000"]),
-        ("minmax8:bukket=64", ["bukket"]),
-        ("fake", ["this version does not have fake yet; it has"]),
-        ("minmax8:ratio=8", ["this version does not have the option ratio yet; it has"]),
-    ],
-)
-def test_bad_specs_are_named(spec, words):
-    with pytest.raises(ValueError) as error:
-        lc.codec(spec)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_callers_mistakes():
@@ -117,6 +71,8 @@ def test_callers_mistakes():
         lc.codec("none").decode(torch.empty(0, dtype=torch.uint8), 2**61, dtype=torch.float64)
     with pytest.raises(ValueError, match="CPU"):
         c.encode(torch.empty(4, device="meta"))
+    with pytest.raises(ValueError, match="element 3"):
+        c.encode(torch.tensor([0.0, 1.0, 2.0, torch.nan]))
     with pytest.raises(TypeError):
         c.encode(x, 1)  # seed is keyword-only
 

@@ -11,31 +11,12 @@ import torch_lowcomm as lc
 
 # text of a policy -> what the message must name
 BAD_POLICIES = {
-    "all_gather=foo8": "foo8",
-    "all_gather=minmax": "minmax",
-    "all_gather=minmax0": "bits.*1.*8.*0",
+    "all_gather=foo8": "minmax1...minmax8.*foo8",
     "all_gather=minmax9": "bits.*1.*8.*9",
-    "all_gather=qsgd16": "bits.*1.*8.*16",
-    "all_gather=minmax8:speed=3": "speed",
-    "all_gather=minmax8:bucket": "bucket",
-    "all_gather=minmax8:bucket=": "bucket",
     "all_gather=minmax8:bucket=1000": "power of two.*1000",
-    "all_gather=minmax8:bucket=32": "64.*65536.*32",
-    "all_gather=minmax8:bucket=131072": "64.*65536.*131072",
-    "all_gather=minmax8:bucket=-64": "bucket.*-64",
-    "all_gather=minmax8:bucket=many": "bucket.*many",
-    "all_gather=minmax8:bucket=128,bucket=128": "bucket",
-    "all_gather=minmax8:rotate=2": "rotate.*0 or 1",
-    "all_gather=minmax8:bucket=256,rotate=1": "bucket.*512.*256",
-    "all_gather=minmax8:nonfinite=ignore": "nonfinite",
     "reduce_scatter=levels4": "no level table.*levels4",
-    "all_gather=gauss4:gain=0": "gain",
-    "all_gather=topk:keep=0": "keep",
     "all_gathr=minmax8": "all_gathr.*all_gather",
-    "barrier=qsgd8": "barrier.*all_reduce",
-    "all_gather": "op=codec.*all_gather",
     "all_gather=minmax8; all_gather=minmax4": "all_gather.*twice",
-    "all_gather=minmax8; reduce_scatter=none:bucket=64": "bucket",
 }
 BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0}
 
@@ -73,18 +54,6 @@ def test_bad_options_policies_and_environment(r):
 
 
 def test_wrong_types_and_sizes_within_a_rank(r):
-    c = lc.codec("minmax8")
-    for x in (torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int32), torch.ones(5, dtype=torch.bool)):
-        for call in (c.encode, c.roundtrip):
-            with pytest.raises((ValueError, TypeError), match=r"(?i)float32.*(float64|double|int|bool|opaque)"):
-                call(x)
-    payload = c.encode(torch.randn(5000))
-    with pytest.raises((ValueError, dist.DistBackendError), match=r"\d+"):
-        c.decode(payload, 4000)
-    with pytest.raises((ValueError, dist.DistBackendError), match=r"\d+"):
-        c.decode(payload[:-64], 5000)
-    with pytest.raises((ValueError, TypeError)):
-        c.decode(payload.float(), 5000)
     r.init("lowcomm")
     # Sizes and dtypes that do not fit within one rank: nothing is sent.
     bad = [

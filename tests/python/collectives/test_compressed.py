@@ -41,7 +41,15 @@ def _counts(collective, n):
     return (n, n + 2) if collective.__name__.endswith(TWO_TENSORS) else (n,)
 
 
-def _gathers(r, spec):
+def _specs(**options):
+    """Each of two ranks, and one of four."""
+    pools = {spec: ("pair", "quad") if spec == SPECS[2] else ("pair",) for spec in SPECS + OTHERS}
+    return [pytest.param(s, marks=pytest.mark.on(*on, timeout=120, **options)) for s, on in pools.items()]
+
+
+@pytest.mark.later
+@pytest.mark.parametrize("spec", _specs(alike=True))
+def test_every_all_gather_gives_the_codecs_bits(r, spec):
     r.init("lowcomm", pg_options=options(f"all_gather={spec}"))
     codec = lc.codec(spec)
     wrong, crc = [], 0
@@ -69,14 +77,8 @@ def _gathers(r, spec):
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("spec", SPECS + OTHERS)
-def test_every_all_gather_gives_the_codecs_bits(pair, quad, spec):
-    for pool in (pair, quad) if spec == SPECS[2] else (pair,):
-        crcs = pool(_gathers, spec, timeout=120)
-        assert len(set(crcs)) == 1, f"ranks differ: {crcs}"
-
-
-def _scatters(r, spec):
+@pytest.mark.parametrize("spec", _specs())
+def test_every_reduce_scatter_is_the_sum_in_rank_order(r, spec):
     r.init("lowcomm", pg_options=options(f"reduce_scatter={spec}"))
     codec = lc.codec(spec)
     wrong = []
@@ -100,14 +102,6 @@ def _scatters(r, spec):
         if len(wrong) > 20:
             break
     assert not wrong, "\n".join(wrong[:20])
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("spec", SPECS + OTHERS)
-def test_every_reduce_scatter_is_the_sum_in_rank_order(pair, quad, spec):
-    pair(_scatters, spec, timeout=120)
-    if spec == SPECS[2]:
-        quad(_scatters, spec, timeout=120)
 
 
 @pytest.mark.on("pair", "quad")

@@ -43,7 +43,11 @@ def by_future(t):
     dist.all_reduce(t, async_op=True).get_future().wait()
 
 
-def _reduces(r, spec):
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(s, marks=pytest.mark.on("pair", *(["trio"] if s in SPECS[:2] else []), timeout=120)) for s in SPECS],
+)
+def test_every_all_reduce_is_the_coded_sum(r, spec):
     r.init("lowcomm", pg_options=options(f"all_reduce={spec}"))
     codec = lc.codec(spec)
     by_name.codec = spec
@@ -83,13 +87,6 @@ def _reduces(r, spec):
         assert (x == (1 if op == dist.ReduceOp.MAX else r.size)).all()
     because = lc.stats()[dist.group.WORLD.group_name]["all_reduce"]["exact_because"]
     assert sum(because.values()) == 2, because
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_all_reduce_is_the_coded_sum(pair, trio, spec):
-    pair(_reduces, spec, timeout=120)
-    if spec in SPECS[:2]:
-        trio(_reduces, spec, timeout=120)
 
 
 @pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])

@@ -18,7 +18,8 @@ def _reduced(group, shared):
     return out
 
 
-def _replicas(r):
+@pytest.mark.on("quad")
+def test_replicas_draw_by_themselves(r):
     """Two groups of two with equal data, as replicas of HSDP: their roundings are independent."""
     r.init("lowcomm", pg_options=lc.Options(policy=f"reduce_scatter={SPEC}", min_bytes=0))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -27,39 +28,29 @@ def _replicas(r):
     lc.set_policy(shard, f"reduce_scatter={SPEC}")
     first, second = _reduced(shard, shared), _reduced(shard, shared)
     assert not torch.equal(first, second)
-    return first
-
-
-def test_replicas_draw_by_themselves(quad):
-    got = quad(_replicas)
+    got = [torch.empty(N) for _ in range(r.size)]
+    dist.all_gather(got, first)
     assert not torch.equal(got[0], got[2])
     assert not torch.equal(got[0], got[1])
 
 
-def _groups_of_one_rank(r):
-    """Two groups of the same ranks at the same step."""
-    options = lc.Options(policy=f"reduce_scatter={SPEC}", min_bytes=0)
-    r.init("lowcomm", pg_options=options)
-    other = dist.new_group(pg_options=options)
-    assert lc.groups.backend_of(None).draw_key != lc.groups.backend_of(other).draw_key
-    for group in (dist.group.WORLD, other):
-        assert lc.groups.backend_of(group).draw_key == draw_key(0, group)
+@pytest.mark.on("pair", alike=True)
+def test_groups_of_a_rank_draw_by_themselves(r):
+    """Two groups of the same ranks at the same step; a run that does the same again draws the same."""
+    options, found = lc.Options(policy=f"reduce_scatter={SPEC}", min_bytes=0), []
     shared = torch.randn(N, generator=torch.Generator().manual_seed(5))
-    while (
-        dist.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
-        > other._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
-    ):
-        dist.barrier(group=other)
-    return _reduced(dist.group.WORLD, shared), _reduced(other, shared), lc.groups.backend_of(None).draw_key
-
-
-def test_groups_of_a_rank_draw_by_themselves(pair):
-    got = pair(_groups_of_one_rank)
-    again = pair(_groups_of_one_rank)
-    assert not torch.equal(got[0][0], got[0][1])
-    # And a run that does the same again draws the same.
-    assert torch.equal(got[0][0], again[0][0])
-    assert got[0][2] == got[1][2] == again[0][2]
+    for _ in range(2):
+        r.init("lowcomm", pg_options=options)
+        other = dist.new_group(pg_options=options)
+        own, others = lc.groups.backend_of(None), lc.groups.backend_of(other)
+        assert own.draw_key == draw_key(0, dist.group.WORLD) != others.draw_key == draw_key(0, other)
+        while own._get_sequence_number_for_group() > others._get_sequence_number_for_group():
+            dist.barrier(group=other)
+        found.append((_reduced(dist.group.WORLD, shared), _reduced(other, shared), own.draw_key))
+        dist.destroy_process_group()
+    (mine, theirs, key), (again, _, same) = found
+    assert not torch.equal(mine, theirs) and torch.equal(mine, again) and key == same
+    return key
 
 
 @pytest.mark.parametrize("small_first", [False, True])

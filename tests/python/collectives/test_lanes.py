@@ -14,7 +14,8 @@ CODEC = "sym4:bucket=1024"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather")
 POLICY = "; ".join(f"{op}={CODEC}" for op in OPS)
 MIN_BYTES = 4096
-N = 4096  # elements a rank: coded
+N = 4608  # elements a rank: coded
+OTHER = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 NEVER_S = 120  # far beyond what a test may take: a rank that waits for another lane fails by the pool's deadline
 
 
@@ -26,16 +27,19 @@ def _backend():
     return lc.groups.backend_of()
 
 
-def _issue(op, x, size, rank, reduce_op=dist.ReduceOp.SUM):
-    """One call of `op` that sends `x`, whose first dimension is a multiple of the ranks."""
+def _issue(op, x, size, rank, reduce_op=dist.ReduceOp.SUM, outs=()):
+    """One call of `op` that sends `x`, whose first dimension is a multiple of the ranks; coalesced where several are `outs`."""
     if op == "all_reduce":
         dist.all_reduce(x, op=reduce_op)
     elif op == "all_reduce_coalesced":
         dist.all_reduce_coalesced([x, torch.ones(3, dtype=x.dtype)], op=reduce_op)
-    elif op == "all_gather":
-        dist.all_gather_into_tensor(torch.empty(size * x.numel(), dtype=x.dtype), x)
-    elif op == "reduce_scatter":
-        dist.reduce_scatter_tensor(torch.empty(x.numel() // size, dtype=x.dtype), x, op=reduce_op)
+    elif op in OTHER:
+        with dist.distributed_c10d._coalescing_manager() if len(outs) > 1 else contextlib.nullcontext():
+            for out in outs:
+                if op == "all_gather":
+                    dist.all_gather_into_tensor(out, x)
+                else:
+                    dist.reduce_scatter_tensor(out, x, op=reduce_op)
     elif op == "all_to_all":
         dist.all_to_all_single(torch.empty_like(x), x)
     elif op == "broadcast":
@@ -53,21 +57,48 @@ def _values(op, cause, size):
         "dtype": ("dtype", "float32", "int32"),
         "wide dtype": ("dtype", "float32", "float64"),
         "bool": ("dtype", "float32", "bool"),
+        "opaque dtype": ("dtype", "UInt16", "Float8_e4m3fn"),  # the wire carries both as bytes
         "size": ("elements a rank", str(elements), str(few)),
         "reduce op": ("reduce op", "sum", "max"),
+        "op": ("op", op, OTHER.get(op)),
+        "count": ("tensors", "2", "3"),
     }[cause]
 
 
-def _differs(r, op, cause):
-    _init(r)
+def _differences():
+    """(op, cause, policy), by pools: each cause where the policy names the op, and exact ops of three ranks."""
+    for op in (*OPS, "all_reduce_coalesced"):
+        more = ("reduce op",) * ("reduce" in op) + ("op", "count") * (op in OTHER)
+        for cause in ("exact scope", "dtype", "wide dtype", "bool", "size", *more):
+            yield "pair", op, cause, POLICY
+    yield from (("quad", op, "exact scope", POLICY) for op in ("all_reduce", "all_to_all", "broadcast"))
+    yield from (("trio", op, cause, "") for op in OTHER for cause in ("size", "dtype", "op", "count"))
+    yield from (
+        ("trio", op, cause, "") for op, cause in (("reduce_scatter", "reduce op"), ("all_gather", "opaque dtype"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "cause", "policy"),
+    [pytest.param(*case, marks=pytest.mark.on(pool, timeout=30)) for pool, *case in _differences()],
+)
+def test_every_cause_of_a_difference_is_named(r, op, cause, policy):
+    """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
+    _init(r, policy)
     odd = r.rank == r.size - 1
-    dtypes = {"dtype": torch.int32, "wide dtype": torch.float64, "bool": torch.bool}
-    dtype = dtypes.get(cause, torch.float32) if odd else torch.float32
-    x = torch.ones(N // 8 if cause == "size" and odd else N).to(dtype)
+    usual, other = torch.float32, {"dtype": torch.int32, "wide dtype": torch.float64, "bool": torch.bool}.get(cause)
+    if cause == "opaque dtype":
+        usual, other = torch.uint16, torch.float8_e4m3fn
+    n = N // 8 if cause == "size" and odd else 2 * N if cause == "opaque dtype" and odd else N
+    x = torch.ones(n).to(other or usual if odd else usual)
+    mine = OTHER[op] if cause == "op" and odd else op
+    out = x.repeat(r.size) if mine == "all_gather" else x[: n // r.size]
+    outs = [torch.full_like(out, 7) for _ in range(2 + odd if cause == "count" else 1)]
+    before = [out.float() for out in outs]
     reduce_op = dist.ReduceOp.MAX if cause == "reduce op" and odd else dist.ReduceOp.SUM
     scope = lc.exact() if cause == "exact scope" and odd else contextlib.nullcontext()
     with pytest.raises(dist.DistBackendError) as failure, scope:
-        _issue(op, x, r.size, r.rank, reduce_op)
+        _issue(mine, x, r.size, r.rank, reduce_op, outs)
     message = str(failure.value)
     told = re.search(r"([a-z ]+) differs: rank (\d+) has '([^']*)', rank (\d+) has '([^']*)'", message)
     assert told, message
@@ -77,31 +108,19 @@ def _differs(r, op, cause):
         assert len(set(values.values())) == 2, message
     else:
         field, usual, unusual = _values(op, cause, r.size)
-        if op == "all_reduce_coalesced":
-            unusual = unusual if cause != "size" else f"{unusual},3"
-            usual = usual if cause != "size" else f"{usual},3"
+        if op == "all_reduce_coalesced" and cause == "size":
+            usual, unusual = f"{usual},3", f"{unusual},3"
         assert told[1].endswith(field), message
         assert values.pop(r.size - 1) == unusual, message
         assert list(values.values()) == [usual], message
+    assert all(torch.equal(out.float(), kept) for out, kept in zip(outs, before, strict=True)), (
+        "nothing is taken before"
+    )
     # The group is alive: coded and exact ops go on.
     y = torch.ones(N)
     dist.all_reduce(y)
     torch.testing.assert_close(y, torch.full((N,), float(r.size)), rtol=0.3, atol=0)
     check_group(r)
-
-
-CAUSES = ("exact scope", "dtype", "wide dtype", "bool", "size")
-
-
-@pytest.mark.parametrize("op", [*OPS, "all_reduce_coalesced"])
-def test_every_cause_of_a_difference_is_named(pair, op):
-    for cause in CAUSES + (("reduce op",) if "reduce" in op else ()):
-        pair(_differs, op, cause, timeout=30)
-
-
-@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "broadcast"])
-def test_a_difference_among_four(quad, op):
-    quad(_differs, op, "exact scope", timeout=30)
 
 
 @pytest.mark.on("pair", timeout=60)

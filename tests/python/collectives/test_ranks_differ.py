@@ -1,7 +1,5 @@
 """Ranks that differ in version, options, policy or call: each names the field, both values and both ranks, nothing is done."""
 
-import contextlib
-import re
 import threading
 from datetime import timedelta
 
@@ -111,71 +109,3 @@ def test_set_policy_that_differs(r):
     lc.set_policy(None, "")
     dist.all_gather_into_tensor(out, x)
     assert torch.equal(out[3000 * r.rank : 3000 * (r.rank + 1)], x)
-
-
-CODEC = {"all_gather": "minmax8:bucket=1024", "reduce_scatter": "qsgd8:bucket=1024"}
-# The last rank's difference -> the field that differs, what the others have and what it has. `{op}` is the op
-# that was meant, `{other}` the other one, `{codec}` the codec of the op.
-MISMATCHES = {
-    "shape": ("elements a rank", "600", "700"),
-    "dtype": ("dtype", "float32", "bfloat16"),
-    "opaque dtype": ("dtype", "UInt16", "Float8_e4m3fn"),  # the wire carries both as bytes
-    "op": ("op", "{op}", "{other}"),
-    "count": ("tensors", "2", "3"),
-    "reduce op": ("reduce op", "sum", "max"),
-    "exact scope": ("codec", "{codec}", "none"),
-}
-
-
-def _call(kind, what, odd, size):
-    """One call of the op `kind`, on the odd rank another one than on the others; returns what it may write to."""
-    n = 700 if what == "shape" and odd else 600
-    dtype = torch.bfloat16 if what == "dtype" and odd else torch.float32
-    if what == "opaque dtype":
-        n, dtype = (1200, torch.float8_e4m3fn) if odd else (600, torch.uint16)  # as many bytes
-    gathers = kind == "all_gather"
-    outs = [torch.full((n * size if gathers else n,), 7.0).to(dtype) for _ in range(2 + odd if what == "count" else 1)]
-    mine = torch.ones(n if gathers else n * size).to(dtype)
-    reduce_op = dist.ReduceOp.MAX if what == "reduce op" and odd else dist.ReduceOp.SUM
-
-    def issue():
-        coalescing = dist.distributed_c10d._coalescing_manager() if what == "count" else contextlib.nullcontext()
-        with coalescing:
-            for out in outs:
-                if gathers:
-                    dist.all_gather_into_tensor(out, mine)
-                else:
-                    dist.reduce_scatter_tensor(out, mine, op=reduce_op)
-
-    return issue, outs
-
-
-def _differences():
-    for what in MISMATCHES:
-        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
-            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
-                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
-
-
-@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
-@pytest.mark.on("trio")
-def test_calls_that_differ_between_ranks(r, what, op, kind):
-    """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
-    policy = "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8"
-    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
-    culprit = r.size - 1
-    odd = r.rank == culprit
-    other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[op]
-    issue, outs = _call(other if what == "op" and odd else op, what, odd, r.size)
-    scope = lc.exact() if what == "exact scope" and odd else contextlib.nullcontext()
-    with pytest.raises(dist.DistBackendError) as failure, scope:
-        issue()
-    field, usual, unusual = (part.format(op=op, other=other, codec=CODEC[op]) for part in MISMATCHES[what])
-    message = str(failure.value)
-    told = re.search(rf"{field} differs: rank (\d+) has '([^']*)', rank (\d+) has '([^']*)'", message)
-    assert told, message
-    values = {int(told[1]): told[2], int(told[3]): told[4]}
-    assert values.pop(culprit) == unusual, message
-    assert list(values.values()) == [usual], message
-    assert all((out.float() == 7).all() for out in outs), "descriptions are compared before anything is taken"
-    check_group(r)

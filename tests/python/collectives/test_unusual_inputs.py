@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 
-def _expanded_root(r):
+def test_a_root_broadcasts_an_expanded_tensor(r):
     r.init("lowcomm")
     tensor = torch.full((1,), 3.0).expand(4) if r.rank == 0 else torch.zeros(4)
     dist.broadcast(tensor, 0)
@@ -15,11 +15,7 @@ def _expanded_root(r):
             dist.broadcast(torch.zeros(1).expand(4), 0)
 
 
-def test_a_root_broadcasts_an_expanded_tensor(pair):
-    pair(_expanded_root)
-
-
-def _inference(r):
+def test_a_list_is_reduced_in_inference_mode(r):
     r.init("lowcomm")
     with torch.inference_mode():
         tensors = [torch.full((3,), float(r.rank + 1)), torch.full((3,), 10.0)]
@@ -27,11 +23,7 @@ def _inference(r):
     assert all(torch.equal(one, torch.full((3,), 23.0)) for one in tensors)
 
 
-def test_a_list_is_reduced_in_inference_mode(pair):
-    pair(_inference)
-
-
-def _sparse(r):
+def test_sparse_tensors_of_empty_blocks_and_of_halves(r):
     r.init("lowcomm")
     indices = torch.tensor([[r.rank, 3]])
     empty = torch.sparse_coo_tensor(indices, torch.empty(2, 0), (5, 0))
@@ -41,7 +33,3 @@ def _sparse(r):
         tensor = torch.sparse_coo_tensor(indices, torch.tensor([1, 2], dtype=dtype), (5,))
         dist.all_reduce(tensor)
         assert torch.equal(tensor.to_dense(), torch.tensor([1, 1, 0, 4, 0], dtype=dtype)), dtype
-
-
-def test_sparse_tensors_of_empty_blocks_and_of_halves(pair):
-    pair(_sparse)

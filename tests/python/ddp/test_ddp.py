@@ -1,7 +1,5 @@
 """lc.ddp without a rank: coded gradients with error feedback in the loops that people have."""
 
-import contextlib
-
 import ddp_model
 import pytest
 import torch
@@ -13,65 +11,35 @@ import torch_lowcomm as lc
 STEPS = 5
 
 
-def _law(r, options, mode):
-    """Returns the sum of every rank's gradients, the sum that was applied, and the residuals."""
+@pytest.mark.parametrize("mode", ["plain", "no_sync", "unused", "views"])
+@pytest.mark.parametrize("options", [{"codec": "sym4:bucket=128"}, {"codec": "qsgd4"}, {"codec": "gauss4"}], ids=str)
+def test_nothing_is_lost(r, options, mode):
     r.init()
-    state = lc.ddp.State(**options)
-    model, ledger = ddp_model.with_ledger(state, unused=mode == "unused", gradient_as_bucket_view=mode == "views")
-    applied = {}
-    for step in range(STEPS):
-        with model.no_sync() if mode == "no_sync" else contextlib.nullcontext():
-            if mode == "no_sync":
+
+    def backward(model, step):
+        if mode == "no_sync":
+            with model.no_sync():
                 ddp_model.loss_of(model, r.rank, 100 + step, spare=True).backward()
         # Unused on one rank in step 1, on both in step 2.
         spare = mode != "unused" or (step != 2 and not (step == 1 and r.rank == 1))
         ddp_model.loss_of(model, r.rank, step, spare=spare).backward()
-        for name, p in model.module.named_parameters():
-            if p.grad is not None:
-                applied[name] = applied.get(name, 0) + p.grad.double()
-        model.zero_grad()
-    keys = {str(i): name for i, name in enumerate(n for names in ledger.seen for n in names)}
-    residuals = {keys[key]: value for key, value in ddp_model.tensors(state, "residual").items()}
-    return ledger.owed, applied, residuals, ledger.seen
+
+    made = {"unused": mode == "unused", "gradient_as_bucket_view": mode == "views"}
+    seen = ddp_model.expect_nothing_lost(lc.ddp.State(**options), backward, STEPS, 2**-20, **made)
+    if mode == "plain":
+        assert len(seen[0]) == len(list(ddp_model.Net().parameters())), "one bucket in the first step"
+        assert (len(seen) - 1) // (STEPS - 1) >= 3, "and several from then on: the state survives that they are rebuilt"
 
 
-@pytest.mark.parametrize("mode", ["plain", "no_sync", "unused", "views"])
-@pytest.mark.parametrize("options", [{"codec": "sym4:bucket=128"}, {"codec": "qsgd4"}, {"codec": "gauss4"}], ids=str)
-def test_nothing_is_lost(pair, options, mode):
-    ranks = pair(_law, options, mode)
-    applied = ranks[0][1]
-    for name, value in applied.items():
-        assert torch.equal(value, ranks[1][1][name]), f"ranks differ in {name}"
-        owed = sum(owed[name] for owed, *_ in ranks)
-        held = sum(residuals.get(name, torch.zeros(())).double() for _, _, residuals, _ in ranks)
-        largest = max(owed.abs().max().item(), 1e-6)
-        torch.testing.assert_close(2 * value + held, owed, rtol=0, atol=largest * STEPS * 2**-20)
-        if name in ddp_model.CODED:
-            assert held.abs().max() > largest * 1e-3, "a residual holds what coding lost"
-        else:
-            assert not held.any()
-
-
-def test_several_buckets_are_rebuilt_and_the_state_survives(pair):
-    _, _, _, seen = pair(_law, {"codec": "sym4"}, "plain")[0]
-    buckets = (len(seen) - 1) // (STEPS - 1)
-    assert len(seen[0]) == len(list(ddp_model.Net().parameters())), "one bucket in the first step"
-    assert buckets >= 3, "and several from then on"
-
-
-def _without_feedback(r):
+def test_without_feedback_the_error_is_the_codecs(r):
     r.init()
     state = lc.ddp.State(codec="sym4:bucket=128", error_feedback=False)
     model, ledger = ddp_model.with_ledger(state)
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     assert not ddp_model.tensors(state, "residual")
-    return ledger.owed["up.weight"], model.module.up.weight.grad.double()
-
-
-def test_without_feedback_the_error_is_the_codecs(pair):
-    ranks = pair(_without_feedback)
-    mean = sum(owed for owed, _ in ranks) / 2
-    error = (ranks[0][1] - mean).norm() / mean.norm()
+    mean = ledger.owed["up.weight"] / r.size
+    dist.all_reduce(mean)
+    error = (model.module.up.weight.grad.double() - mean).norm() / mean.norm()
     assert 0.02 < error < 0.3
 
 
@@ -177,24 +145,24 @@ def test_no_hook_waits_for_an_op(r, options):
         ddp_model.loss_of(model, r.rank, step, spare=True).backward()
 
 
-def _on_a_subgroup(r):
+@pytest.mark.on("quad")
+def test_on_a_group_of_its_own(r):
     r.init()
     groups = [dist.new_group([0, 2], backend="lowcomm"), dist.new_group([1, 3], backend="lowcomm")]
     group = groups[r.rank % 2]
     model = ddp_model.make(lc.ddp.State(group, rank=4), process_group=group)
     for step in range(2):
         ddp_model.loss_of(model, r.rank, step, spare=True).backward()
-    return model.module.up.weight.grad.clone()
-
-
-def test_on_a_group_of_its_own(quad):
-    gradients = quad(_on_a_subgroup)
+    mine = model.module.up.weight.grad
+    gradients = [torch.empty_like(mine) for _ in range(r.size)]
+    dist.all_gather(gradients, mine)
     assert torch.equal(gradients[0], gradients[2]) and torch.equal(gradients[1], gradients[3])
     assert not torch.equal(gradients[0], gradients[1])
 
 
-def _in_bfloat16(r, options):
-    r.init()
+@pytest.mark.parametrize("options", [{"codec": "sym8"}, {"codec": "sym8:bucket=64", "rank": 20}], ids=str)
+@pytest.mark.on("pair", group={}, alike=True)
+def test_gradients_of_16_bits(r, options):
     model = torch.nn.parallel.DistributedDataParallel(ddp_model.Net().bfloat16())
     plain = torch.nn.parallel.DistributedDataParallel(ddp_model.Net().bfloat16())
     plain.load_state_dict(model.state_dict())
@@ -202,33 +170,10 @@ def _in_bfloat16(r, options):
     x = ddp_model.batch(r.rank, 0)[0].bfloat16()
     for m in (plain, model):
         m(x, spare=True).square().mean().backward()
-    pairs = zip(model.module.named_parameters(), plain.parameters(), strict=True)
-    return {n: (p.grad.float(), (p.grad - q.grad).float().norm() / q.grad.float().norm()) for (n, p), q in pairs}
-
-
-@pytest.mark.parametrize("options", [{"codec": "sym8"}, {"codec": "sym8:bucket=64", "rank": 20}], ids=str)
-def test_gradients_of_16_bits(pair, options):
-    mine, theirs = pair(_in_bfloat16, options)
-    for name, (gradient, error) in mine.items():
-        assert torch.equal(gradient, theirs[name][0])
+    for (name, p), q in zip(model.module.named_parameters(), plain.parameters(), strict=True):
+        error = (p.grad - q.grad).float().norm() / q.grad.float().norm()
         assert error == 0 if name not in ddp_model.CODED else error < (0.6 if "rank" in options else 0.02), name
-
-
-def _convergence(r, options, steps):
-    r.init()
-    losses = {}
-    for name, kwargs in options.items():
-        state = lc.ddp.State(**kwargs) if kwargs is not None else None
-        model = ddp_model.make(state)
-        ddp_model.train(model, r.rank, steps, spare=True)
-        with torch.no_grad():
-            loss = torch.stack([ddp_model.loss_of(model, 9, step, spare=True) for step in range(8)]).mean()
-        losses[name] = loss.item()
-        mine = torch.cat([p.detach().flatten() for p in model.parameters()])
-        theirs = [torch.empty_like(mine) for _ in range(r.size)]
-        dist.all_gather(theirs, mine)
-        assert all(torch.equal(mine, other) for other in theirs), f"{name}: ranks differ"
-    return losses
+    return [p.grad.float() for p in model.parameters()]
 
 
 RUNS = {
@@ -241,9 +186,15 @@ RUNS = {
 
 
 @pytest.mark.slow
-def test_training_falls_as_with_exact(quad):
-    losses = quad(_convergence, RUNS, 150, timeout=120)[0]
-    start = ddp_model.loss_of(ddp_model.Net(), 9, 0).item()
+@pytest.mark.on("quad", group={}, alike=True, timeout=120)
+def test_training_falls_as_with_exact(r):
+    start, losses, weights = ddp_model.loss_of(ddp_model.Net(), 9, 0).item(), {}, []
+    for name, options in RUNS.items():
+        model = ddp_model.make(lc.ddp.State(**options) if options is not None else None)
+        ddp_model.train(model, r.rank, 150, spare=True)
+        with torch.no_grad():
+            losses[name] = sum(ddp_model.loss_of(model, 9, step, spare=True).item() for step in range(8)) / 8
+        weights.append(ddp_model.weights(model))
     assert losses["exact"] < 0.2 * start
-    for name, loss in losses.items():
-        assert loss < 1.25 * losses["exact"], name
+    assert all(loss < 1.25 * losses["exact"] for loss in losses.values()), losses
+    return [list(run.values()) for run in weights]

@@ -30,8 +30,13 @@ def _same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def _scaled_training(r, options, where, value):
-    r.init()
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("where", ["up.weight", "down.weight", "norm.weight"])
+@pytest.mark.parametrize(
+    "options", [{"codec": "sym4"}, {"codec": "sym4", "rank": 4}, {"codec": "gauss4", "residual_dtype": "int8"}], ids=str
+)
+@pytest.mark.on("trio", group={}, alike=True)
+def test_a_bad_gradient_skips_the_step_everywhere(r, options, where, value):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     state = lc.ddp.State(grad_scaler=scaler, **options)
     model = ddp_model.make(state, bucket_cap_mb=0.02)
@@ -50,25 +55,13 @@ def _scaled_training(r, options, where, value):
         if step > 0:
             assert _same(before, _snapshot(state)) == (step == BAD)
         assert all(v.float().isfinite().all() for v in _snapshot(state).values())
-    return skipped, scaler.get_scale(), ddp_model.weights(model)
+    assert skipped == [step == BAD for step in range(6)]
+    assert scaler.get_scale() == 512.0
+    return list(ddp_model.weights(model).values())
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("where", ["up.weight", "down.weight", "norm.weight"])
-@pytest.mark.parametrize(
-    "options", [{"codec": "sym4"}, {"codec": "sym4", "rank": 4}, {"codec": "gauss4", "residual_dtype": "int8"}], ids=str
-)
-def test_a_bad_gradient_skips_the_step_everywhere(trio, options, where, value):
-    ranks = trio(_scaled_training, options, where, value)
-    for skipped, scale, weights in ranks:
-        assert skipped == [step == BAD for step in range(6)]
-        assert scale == 512.0
-        assert _same(weights, ranks[0][2])
-
-
-def _scale_changes(r, scaled):
-    """The same training with a scale that falls twice, and without one."""
-    r.init()
+def _trained(r, scaled):
+    """Weights, state and scale after the same training with a scale that falls twice, and without one."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=scaled)
     state = lc.ddp.State(codec="sym4:bucket=128", rank=4, grad_scaler=scaler if scaled else None)
     model = ddp_model.make(state)
@@ -81,10 +74,10 @@ def _scale_changes(r, scaled):
     return ddp_model.weights(model), _snapshot(state), scaler.get_scale()
 
 
-def test_residuals_follow_the_scale(pair):
-    scaled, plain = pair(_scale_changes, True), pair(_scale_changes, False)
-    for (weights, kept, scale), (expected, unscaled, _) in zip(scaled, plain, strict=True):
-        assert _same(weights, expected), "powers of two change no bit"
-        # The last update's scale is not yet followed: residuals are in the unit of the last backward.
-        for name, value in kept.items():
-            assert torch.equal(value, unscaled[name] * (scale if name.endswith("residual") else 1.0)), name
+@pytest.mark.on("pair", group={})
+def test_residuals_follow_the_scale(r):
+    (weights, kept, scale), (expected, unscaled, _) = _trained(r, True), _trained(r, False)
+    assert _same(weights, expected), "powers of two change no bit"
+    # The last update's scale is not yet followed: residuals are in the unit of the last backward.
+    for name, value in kept.items():
+        assert torch.equal(value, unscaled[name] * (scale if name.endswith("residual") else 1.0)), name

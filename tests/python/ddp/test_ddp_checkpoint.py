@@ -19,14 +19,18 @@ CASES = {
 SAVED, STEPS = 4, 8
 
 
-def _run(r, options, named, how):
-    """Trains without a break, and with one: (weights, state) of both."""
+@pytest.mark.parametrize(
+    ("case", "named", "how"),
+    [*((case, named, "save") for case in CASES for named in (True, False)), ("low rank", True, "dcp")],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(r, case, named, how):
+    """A run goes on from torch.save and from a distributed checkpoint."""
     r.init()
 
     def fresh():
         torch.manual_seed(7)
         net = ddp_model.Net()
-        state = lc.ddp.State(**options, model=net if named else None)
+        state = lc.ddp.State(**CASES[case], model=net if named else None)
         model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
         model.register_comm_hook(state, lc.ddp.hook)
         return state, model, torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -56,7 +60,8 @@ def _run(r, options, named, how):
     ddp_model.train(model, r.rank, STEPS - SAVED, first=SAVED, optimizer=optimizer, spare=True)
     _expect_same(ddp_model.weights(model), whole[0])
     _expect_same(state.state_dict(), whole[1])
-    return sorted(whole[1])
+    assert any(key.startswith(f"rank{r.rank}.") for key in whole[1])
+    assert ("rank0.up.weight.residual" in whole[1]) == (named and r.rank == 0)
 
 
 def _expect_same(a, b):
@@ -64,18 +69,6 @@ def _expect_same(a, b):
     for name, value in a.items():
         same = torch.equal(value, b[name]) if isinstance(value, torch.Tensor) else value == b[name]
         assert same, name
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_is_the_uninterrupted_one(pair, case, named):
-    for rank, keys in enumerate(pair(_run, CASES[case], named, "save")):
-        assert any(key.startswith(f"rank{rank}.") for key in keys)
-        assert ("rank0.up.weight.residual" in keys) == (named and rank == 0)
-
-
-def test_distributed_checkpoint(pair):
-    pair(_run, CASES["low rank"], True, "dcp")
 
 
 def test_a_state_is_loaded_after_a_backward_that_broke_off(r):

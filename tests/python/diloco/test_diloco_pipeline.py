@@ -61,12 +61,12 @@ def test_two_stages_equal_one_bit_for_bit(quad, pair, options):
         assert not diloco_model.differing(dict(sorted(both.items())), dict(sorted(whole[cluster].items())))
 
 
-def _adapts(r):
-    """Lists the outer steps: (inner step, interval, rank, effective rank)."""
-    r.init()
+@pytest.mark.on("quad", group={})
+def test_stages_agree_on_the_interval(r):
+    """They see different averages: their ranks differ, and the interval is the same at every outer step."""
     rank = Pipeline(r)
     optimizer = rank.wrapped(6, **ADAPTIVE)
-    notes = []
+    own, notes = [], [None] * r.size  # an entry for each outer step: (inner step, interval, rank, effective rank)
     for step in range(48):
         rank.backward(step)
         begun = optimizer.report["outer_steps"]
@@ -74,14 +74,9 @@ def _adapts(r):
         optimizer.zero_grad()
         report = optimizer.report
         if report["outer_steps"] > begun:
-            notes.append((step, report["sync_every"], report["rank"], report["effective_rank"]))
+            own.append((step, report["sync_every"], report["rank"], report["effective_rank"]))
     optimizer.finish()
-    return notes
-
-
-def test_stages_agree_on_the_interval(quad):
-    """They see different averages: their ranks differ, and the interval is the same at every outer step."""
-    notes = quad(_adapts)
+    dist.all_gather_object(notes, own)
     for mine in notes:
         assert [note[:2] for note in mine] == [note[:2] for note in notes[0]]
     assert notes[0] == notes[2] and notes[1] == notes[3], "clusters see the same averages"

@@ -5,7 +5,6 @@ from datetime import timedelta
 import ddp_model
 import diloco_model
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from pipeline_model import EVERY, HIDDEN
@@ -44,30 +43,22 @@ def _train(model, optimizer, site, steps, spoilt=False):
         optimizer.zero_grad()
 
 
-def _sends_a_nan(r, mode):
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+@pytest.mark.on("quad", group={"timeout_s": TIMEOUT_S}, alike=True)
+def test_sites_train_on_after_a_step_that_one_replica_has_spoilt(r, mode):
     """One replica has a NaN, which its step or its state_dict meets: the site's other rank drops its part of the step too."""
-    r.init(timeout_s=TIMEOUT_S)
     site, model, optimizer = _by_hand(r, codec="sym4:bucket=64", mode=mode)
     _train(model, optimizer, site, range(EVERY - 1))
-    with pytest.raises((ValueError, dist.DistBackendError)) as caught:
+    with pytest.raises((ValueError, dist.DistBackendError), match="expected finite pseudo-gradients"):
         _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
         optimizer.state_dict()
     optimizer.restore()
     optimizer.zero_grad()
     _train(model, optimizer, site, range(EVERY, 4 * EVERY))
-    outer_steps = optimizer.report["outer_steps"]
+    assert optimizer.report["outer_steps"] == (3 if mode == "sync" else 4)
     optimizer.finish()
-    return str(caught.value), outer_steps, [p.detach().clone() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("mode", ["sync", "continue"])
-def test_sites_train_on_after_a_step_that_one_replica_has_spoilt(quad, mode):
-    found = quad(_sends_a_nan, mode)
-    for said, outer_steps, parameters in found:
-        assert "expected finite pseudo-gradients" in said
-        assert outer_steps == (3 if mode == "sync" else 4)
-        assert all(p.isfinite().all() for p in parameters)
-        assert not diloco_model.differing(parameters, found[0][2])
+    assert all(p.isfinite().all() for p in model.parameters())
+    return [p.detach().clone() for p in model.parameters()]
 
 
 @pytest.mark.on("quad", group={"timeout_s": TIMEOUT_S})
@@ -89,9 +80,10 @@ def test_of_replicas_the_first_ones_buffers_are_averaged(r):
     assert averaged == outer == ([11.0] * 5, [21.0] * 5)  # of ranks 0 and 2
 
 
-def _buffers_of_a_stage(r, first):
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.on("quad", group={"timeout_s": TIMEOUT_S})
+def test_one_stage_of_a_site_has_buffers(r, first):
     """Two sites of two stages, of which one has running means; the other has no buffer."""
-    r.init(timeout_s=TIMEOUT_S)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "stages"))
     site, stage = mesh.get_coordinate()
     torch.manual_seed(stage)
@@ -104,16 +96,14 @@ def _buffers_of_a_stage(r, first):
         optimizer.step()
         optimizer.zero_grad()
     optimizer.finish()
-    return [tensor.clone() for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    both = [None] * 2
+    dist.all_gather_object(both, model.state_dict(), group=mesh.get_group("sites"))
+    assert not diloco_model.differing(*both)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_one_stage_of_a_site_has_buffers(quad, first):
-    found = quad(_buffers_of_a_stage, first)
-    assert not diloco_model.differing(found[:2], found[2:])
-
-
-def _is_silent(r):
+@pytest.mark.later
+@pytest.mark.on(4, timeout=90)
+def test_a_silent_rank_of_a_site_ends_every_wait(r):
     """A rank of a site stops stepping: the other ranks of its site, and of the other site, hear of it by their deadlines."""
     r.init()
     sites = [dist.new_group([place, 2 + place], backend="lowcomm") for place in range(2)]
@@ -127,20 +117,10 @@ def _is_silent(r):
     dist.barrier()
     for group, deadline_s in zip(optimizer._groups.made, (4, 8), strict=True):  # the first is over sites
         group.set_timeout(timedelta(seconds=deadline_s))
-    said = ""
     if r.rank != 1:
-        with pytest.raises(dist.DistBackendError) as caught:
+        said = "outer_step failed" if r.rank else "collect a site's parameters|DiLoCoX outer step"
+        with pytest.raises(dist.DistBackendError, match=said):
             _train(model, optimizer, site, range(EVERY, 2 * EVERY))
-        said = str(caught.value)
         r.say(f"told{r.rank}")
     for other in (0, 2, 3):  # connections stay until all have heard
         r.hear(f"told{other}", timeout_s=60)
-    return said
-
-
-@pytest.mark.later
-def test_a_silent_rank_of_a_site_ends_every_wait():
-    said = ranks.run_ranks(_is_silent, 4, timeout=90)
-    assert "collect a site's parameters" in said[0] or "DiLoCoX outer step" in said[0], said[0]
-    for text in said[2:]:
-        assert "outer_step failed" in text, text

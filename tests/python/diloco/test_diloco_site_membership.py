@@ -1,5 +1,6 @@
 """Sites of several ranks that come and go, each a launcher of its own: a rank's death is its site's, and the others go on."""
 
+import functools
 import signal
 
 import pytest
@@ -160,36 +161,6 @@ def test_a_site_goes_on_from_what_its_ranks_saved(store, what):
         assert all(said in text for said, text in zip(NO_STATE[what], found[2:], strict=True)), found
 
 
-def _mistaken(r, port, what):
-    """Two sites of two ranks; the second makes the mistake. Where their ids differ there is one."""
-    second = r.rank >= 2
-    site, hidden, how = ("ab"[second], 2, r.rank % 2), HIDDEN, "fsdp2"
-    if what == "ids":
-        if second:
-            return ""
-        site = (("a", "a1")[r.rank], 2, r.rank)
-    if second:
-        r.hear("first")
-        hidden = HIDDEN + (what == "model")
-        how = "pipeline" if what == "parts" else how
-    try:
-        trained = SiteRank(_Elsewhere(r, "one-site") if what == "ids" else r, port, site, how, hidden=hidden)
-    except ValueError as error:
-        r.say(f"refused{r.rank}")
-        return str(error)
-    if r.rank == 0:
-        r.say("first")
-    refused = [False]
-    while not refused[0]:  # the first site trains on meanwhile
-        trained.steps(1, pause_s=0.02)
-        refused = [r.path("refused2").exists() and r.path("refused3").exists()]
-        dist.broadcast_object_list(refused, 0)
-    trained.steps(8)
-    assert trained.lost == [] and trained.members.formed.number == 1, "nothing was sent to it"
-    trained.members.leave()
-    return ""
-
-
 # An id that another machine has, and other options, are refused as those of machines of one rank (test_diloco_elastic.py).
 MISTAKES = {
     "ids": ["machine_id: expected one for all ranks of the site, got ['a', 'a1'] by rank"],
@@ -203,10 +174,39 @@ MISTAKES = {
 
 @pytest.mark.later
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_of_a_site_are_named(store, what):
-    found = ranks.run_ranks(_mistaken, 4, store.port, what, timeout=DEADLINE_S)
-    for text in found[:2] if what == "ids" else found[2:]:
-        assert all(said in text for said in MISTAKES[what]), found
+@pytest.mark.on(4, timeout=DEADLINE_S)
+def test_mistakes_of_a_site_are_named(r, port, what):
+    """Two sites of two ranks; the second makes the mistake. Where their ids differ there is one."""
+    second = r.rank >= 2
+    site, hidden, how = ("ab"[second], 2, r.rank % 2), HIDDEN, "fsdp2"
+    if what == "ids":
+        if second:
+            return
+        site = (("a", "a1")[r.rank], 2, r.rank)
+    if second:
+        r.hear("first")
+        hidden = HIDDEN + (what == "model")
+        how = "pipeline" if what == "parts" else how
+    make = functools.partial(
+        SiteRank, _Elsewhere(r, "one-site") if what == "ids" else r, port, site, how, hidden=hidden
+    )
+    if second or what == "ids":
+        with pytest.raises(ValueError) as error:
+            make()
+        assert all(said in str(error.value) for said in MISTAKES[what]), error.value
+        r.say(f"refused{r.rank}")
+        return
+    trained = make()
+    if r.rank == 0:
+        r.say("first")
+    refused = [False]
+    while not refused[0]:  # the first site trains on meanwhile
+        trained.steps(1, pause_s=0.02)
+        refused = [r.path("refused2").exists() and r.path("refused3").exists()]
+        dist.broadcast_object_list(refused, 0)
+    trained.steps(8)
+    assert trained.lost == [] and trained.members.formed.number == 1, "nothing was sent to it"
+    trained.members.leave()
 
 
 ADAPTIVE = {"codec": "sym8:bucket=64", "rank": 16, "adapt_sync_every": True}

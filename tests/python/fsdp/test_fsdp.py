@@ -14,30 +14,27 @@ import torch_lowcomm as lc
 # ---- exact ---------------------------------------------------------------------------------------------------------
 
 
-def _exact_run(r, backend, quantized, options):
-    r.init(backend)
-    mesh = init_device_mesh("cpu", (r.size,))
-    policy = None
-    if options == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = make_model(mesh=mesh, mp_policy=policy, checkpointed=options == "checkpointed")
-    if quantized:
-        lc.fsdp.quantize(model, weights="none", gradients="none")
-    if options == "kept":
-        for module in wrapped(model):
-            module.set_reshard_after_forward(False)
-    losses = train(r, model, 20, accumulate=2 if options == "kept" else 1)
-    return {"losses": losses, **whole(model)}
-
-
 @pytest.mark.later
 @pytest.mark.parametrize("options", ["bf16", "checkpointed", "kept"])
-def test_none_is_fsdp2_on_gloo_bit_for_bit(pair, options):
-    wanted = pair(_exact_run, "gloo", False, options, timeout=90)
-    got = pair(_exact_run, "lowcomm", True, options, timeout=90)
-    for want, ours in zip(wanted, got, strict=True):
-        for name, t in want.items():
-            assert torch.equal(bits(t), bits(ours[name])), f"{name}: {(t - ours[name]).abs().max()}"
+@pytest.mark.on("pair", timeout=90)
+def test_none_is_fsdp2_on_gloo_bit_for_bit(r, options):
+    found, policy = [], None
+    if options == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for backend in ("gloo", "lowcomm"):
+        r.init(backend)
+        mesh = init_device_mesh("cpu", (r.size,))
+        model = make_model(mesh=mesh, mp_policy=policy, checkpointed=options == "checkpointed")
+        if backend == "lowcomm":
+            lc.fsdp.quantize(model, weights="none", gradients="none")
+        if options == "kept":
+            for module in wrapped(model):
+                module.set_reshard_after_forward(False)
+        losses = train(r, model, 20, accumulate=2 if options == "kept" else 1)
+        found.append({"losses": losses, **whole(model)})
+        dist.destroy_process_group()
+    for name, t in found[0].items():
+        assert torch.equal(bits(t), bits(found[1][name])), f"{name}: {(t - found[1][name]).abs().max()}"
 
 
 # ---- what is coded -------------------------------------------------------------------------------------------------
@@ -52,7 +49,9 @@ def _expected(r, shards, codec, coded, dtype=torch.float32):
     return whole
 
 
-def _weights(r, what):
+@pytest.mark.parametrize("what", ["default", "predicate", "bf16", "exact scope"])
+@pytest.mark.on("pair", "quad", alike=True)
+def test_weights_are_coded_inside_each_parameter(r, what):
     r.init("lowcomm")
     spec = "minmax4:bucket=128"
     codec = lc.codec(spec)
@@ -79,20 +78,15 @@ def _weights(r, what):
     return crc(seen.values())
 
 
-@pytest.mark.parametrize("what", ["default", "predicate", "bf16", "exact scope"])
-def test_weights_are_coded_inside_each_parameter(pair, quad, what):
-    for pool in (pair, quad):
-        crcs = pool(_weights, what)
-        assert len(set(crcs)) == 1, "ranks compute with different weights"
-
-
-def _same_codes(r, weights, checkpointed, kept):
+@pytest.mark.parametrize("how", ["resharded", "activation checkpointing", "not resharded"])
+@pytest.mark.on("pair", group={}, alike=True)
+def test_forward_and_backward_see_the_same_codes(r, how):
     """Stochastic weights: all gathers of a step see the same codes, the next step's others."""
-    r.init("lowcomm")
+    checkpointed = how == "activation checkpointing"
     Spy.seen = []
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)), spied=True, checkpointed=checkpointed)
-    lc.fsdp.quantize(model, weights=weights, gradients="qsgd8:bucket=256")
-    if kept:
+    lc.fsdp.quantize(model, weights="qsgd4:bucket=256", gradients="qsgd8:bucket=256")
+    if how == "not resharded":
         model.set_reshard_after_forward(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # the shards stay: only the draws may change the codes
     steps = []
@@ -112,50 +106,35 @@ def _same_codes(r, weights, checkpointed, kept):
         optimizer.step()
         optimizer.zero_grad()
     for name in steps[0]:
-        if weights.startswith("qsgd"):
-            assert not torch.equal(steps[0][name], steps[1][name]), f"{name}: step 1 reuses the draws of step 0"
-            assert not torch.equal(steps[1][name], steps[2][name]), f"{name}: step 2 reuses the draws of step 1"
+        assert not torch.equal(steps[0][name], steps[1][name]), f"{name}: step 1 reuses the draws of step 0"
+        assert not torch.equal(steps[1][name], steps[2][name]), f"{name}: step 2 reuses the draws of step 1"
     return crc(w for s in steps for w in s.values())
-
-
-@pytest.mark.parametrize(
-    ("weights", "checkpointed", "kept"),
-    [("qsgd4:bucket=256", False, False), ("qsgd4:bucket=256", True, False), ("qsgd4:bucket=256", False, True)],
-    ids=["stochastic", "activation checkpointing", "not resharded"],
-)
-def test_forward_and_backward_see_the_same_codes(pair, weights, checkpointed, kept):
-    crcs = pair(_same_codes, weights, checkpointed, kept)
-    assert crcs[0] == crcs[1]
-
-
-def _gradients(r, gradients, factor, accumulate):
-    """The sharded gradients of one step, under a codec."""
-    r.init("lowcomm")
-    model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
-    lc.fsdp.quantize(model, weights="none", gradients=gradients)
-    if factor:
-        for module in wrapped(model):
-            module.set_gradient_divide_factor(factor)
-    for k in range(accumulate):
-        loss_of(model, batch(r.rank, k)).backward()
-    stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}, stats
 
 
 @pytest.mark.parametrize("factor", [None, 3.0], ids=["AVG", "PREMUL_SUM"])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_gradients(pair, quad, factor, accumulate):
-    for pool in (pair, quad):
-        exact = pool(_gradients, "none", factor, accumulate)[0][0]
-        got = pool(_gradients, "qsgd8:bucket=256", factor, accumulate)
-        for rank_got, stats in got:
-            assert stats["exact_calls"] == 0, stats
-            for name, want in exact.items():
-                error = (rank_got[name] - want).norm() / want.norm().clamp_min(1e-12)
-                if name.endswith(CODED):
-                    assert 0 < error < 0.03, f"{name}: relative error {error}"
-                else:
-                    assert torch.equal(bits(rank_got[name]), bits(want)), f"{name} must travel exact"
+@pytest.mark.on("pair", "quad", group={})
+def test_gradients(r, factor, accumulate):
+    found = []
+    for gradients in ("none", "qsgd8:bucket=256"):
+        model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+        lc.fsdp.quantize(model, weights="none", gradients=gradients)
+        if factor:
+            for module in wrapped(model):
+                module.set_gradient_divide_factor(factor)
+        lc.reset_stats()
+        for k in range(accumulate):
+            loss_of(model, batch(r.rank, k)).backward()
+        found.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
+    stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
+    assert stats["exact_calls"] == 0, stats
+    exact, coded = found
+    for name, want in exact.items():
+        error = (coded[name] - want).norm() / want.norm().clamp_min(1e-12)
+        if name.endswith(CODED):
+            assert 0 < error < 0.03, f"{name}: relative error {error}"
+        else:
+            assert torch.equal(bits(coded[name]), bits(want)), f"{name} must travel exact"
 
 
 def test_divide_factor(r):
@@ -177,35 +156,37 @@ def test_divide_factor(r):
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-def _quantized_run(r, weights, gradients, steps, mixed=False):
-    r.init("lowcomm")
+def _quantized_run(r, weights, gradients, mixed):
+    """The mean of the ranks' losses, what was counted, and the weights at the end."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) if mixed else None
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)), mp_policy=policy)
     lc.fsdp.quantize(model, weights=weights, gradients=gradients)
     lc.reset_stats()
-    losses = train(r, model, steps)
+    mean = train(r, model, 40)
     stats = lc.stats()[dist.group.WORLD.group_name]
-    mean = losses.clone()
     dist.all_reduce(mean)
     return mean / r.size, stats, crc(gathered(model).values())
 
 
 @pytest.mark.later
-@pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "bf16"])
-def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, mixed):
-    pool = pair if mixed else quad
-    exact = pool(_quantized_run, "none", "none", 40, mixed)
-    coded = pool(_quantized_run, "minmax8:bucket=1024", "qsgd8:bucket=1024", 40, mixed)
-    assert len({crc for _, _, crc in coded}) == 1
-    losses, reference = coded[0][0], exact[0][0]
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        pytest.param(mixed, marks=pytest.mark.on(pool, group={}, alike=True), id=name)
+        for mixed, pool, name in ((False, "quad", "fp32"), (True, "pair", "bf16"))
+    ],
+)
+def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(r, mixed):
+    reference, theirs, _ = _quantized_run(r, "none", "none", mixed)
+    losses, ours, weights = _quantized_run(r, "minmax8:bucket=1024", "qsgd8:bucket=1024", mixed)
     assert losses[-5:].mean() < 0.9 * losses[0], losses
     assert losses[-5:].mean() == pytest.approx(reference[-5:].mean().item(), rel=0.05)
     least = 1.8 if mixed else 3.5  # norms, biases and the small matrix are a part of this small model
     for op in ("all_gather", "reduce_scatter"):
-        ours, theirs = coded[0][1][op], exact[0][1][op]
-        assert ours["calls"] == theirs["calls"], op
-        assert theirs["wire_bytes"] / ours["wire_bytes"] > least, (op, ours, theirs)
-        assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
+        assert ours[op]["calls"] == theirs[op]["calls"], op
+        assert theirs[op]["wire_bytes"] / ours[op]["wire_bytes"] > least, (op, ours, theirs)
+        assert ours[op]["ratio"] == pytest.approx(ours[op]["raw_bytes"] / ours[op]["wire_bytes"])
+    return weights
 
 
 def test_mixed_dtypes_travel_exact(r):
@@ -250,8 +231,7 @@ def test_frozen_parameters(r):
         assert (gradient - want).abs().max() <= 4 * step + 0.05 * want.abs().max(), name
 
 
-def _plain_path(r):
-    """No hook: the group's own policy codes FSDP2's flat buffers."""
+def test_without_the_hook_a_policy_codes_the_flat_buffers(r):
     policy = "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8:bucket=1024"
     r.init("gloo")
     override = {"dp": ("lowcomm", lc.Options(policy=policy, min_bytes=4096))}
@@ -260,9 +240,4 @@ def _plain_path(r):
     losses = train(r, model, 30)
     stats = lc.stats()[mesh.get_group("dp").group_name]
     assert stats["all_gather"]["exact_calls"] < stats["all_gather"]["calls"], stats
-    return losses
-
-
-def test_without_the_hook_a_policy_codes_the_flat_buffers(pair):
-    losses = pair(_plain_path)[0]
     assert losses[-3:].mean() < losses[0]

@@ -37,64 +37,59 @@ def _train(r, model):
         return losses, crc(model.parameters())
 
 
-def _run(r, strategy, how):
-    r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
-    model = _model(r, strategy)
-    state = None
-    if how != "plain":
-        weights, gradients = (WEIGHTS, GRADIENTS) if how == "coded" else ("none", "none")
-        if how == "coded":
-            lc.set_policy(f"all_gather={weights}")
-        state = lc.fsdp.fsdp1.State(gradients=gradients)
-        model.register_comm_hook(state, lc.fsdp.fsdp1.hook)
-    lc.reset_stats()
-    losses, whole = _train(r, model)
-    return losses, whole, lc.stats()[dist.group.WORLD.group_name], state and state.state_dict()
-
-
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
-def test_the_hook_codes_gradients(pair, strategy):
-    plain, none, coded = (pair(_run, strategy, how) for how in ("plain", "none", "coded"))
+@pytest.mark.on("pair", group={"pg_options": lc.Options(min_bytes=0)}, alike=True)
+def test_the_hook_codes_gradients(r, strategy):
+    found = {}
+    for how in ("plain", "none", "coded"):
+        model = _model(r, strategy)
+        if how == "coded":
+            lc.set_policy(f"all_gather={WEIGHTS}")
+        if how != "plain":
+            state = lc.fsdp.fsdp1.State(gradients=GRADIENTS if how == "coded" else "none")
+            model.register_comm_hook(state, lc.fsdp.fsdp1.hook)
+        lc.reset_stats()
+        found[how] = _train(r, model)
+    (plain, exact, coded), weights = zip(*found.values(), strict=True)
     op = "all_reduce" if strategy == "NO_SHARD" else "reduce_scatter"
-    assert torch.equal(plain[0][0], none[0][0]), "`none` is FSDP1's own arithmetic at two ranks"
-    assert plain[0][1] == none[0][1] == none[1][1]
-    assert coded[0][1] == coded[1][1]
-    assert not torch.equal(coded[0][0], none[0][0])
-    torch.testing.assert_close(coded[0][0], none[0][0], rtol=0.05, atol=0)
-    stats = coded[0][2]
+    assert torch.equal(plain, exact), "`none` is FSDP1's own arithmetic at two ranks"
+    assert weights[0] == weights[1]
+    assert not torch.equal(coded, exact)
+    torch.testing.assert_close(coded, exact, rtol=0.05, atol=0)
+    stats = lc.stats()[dist.group.WORLD.group_name]
     assert stats[op]["exact_calls"] == 0
     assert stats[op]["ratio"] > 3.8, stats[op]
     if strategy != "NO_SHARD":
-        assert coded[0][3] == {"calls": stats[op]["calls"]}
+        assert state.state_dict() == {"calls": stats[op]["calls"]}
         assert stats["all_gather"]["calls"] > 0
         assert stats["all_gather"]["ratio"] > 3.5, stats["all_gather"]
+    return weights
 
 
-def _hybrid(r, coded):
+@pytest.mark.on("quad", group={})
+def test_hybrid_shards_by_policies(r):
     """No hook is allowed there: policies of both groups."""
-    r.init("lowcomm")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     groups = {name: mesh[name].get_group() for name in ("replicate", "shard")}
-    if coded:
-        lc.set_policy(groups["shard"], "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8:bucket=1024")
-        lc.set_policy(groups["replicate"], "all_reduce=sym8:bucket=1024")
-    model = _model(r, "HYBRID_SHARD", (groups["shard"], groups["replicate"]))
-    with pytest.raises(AssertionError, match="not supported for hybrid"):
-        model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
-    losses, _ = _train(r, model)
-    shard, replicate = (lc.stats(groups[name])[groups[name].group_name] for name in ("shard", "replicate"))
-    calls = [shard[op]["calls"] - shard[op]["exact_calls"] for op in ("all_gather", "reduce_scatter")]
-    calls.append(replicate["all_reduce"]["calls"] - replicate["all_reduce"]["exact_calls"])
-    assert all((n > 0) == coded for n in calls), calls
-    return losses, crc(model.parameters())
-
-
-def test_hybrid_shards_by_policies(quad):
-    exact, coded = quad(_hybrid, False), quad(_hybrid, True)
-    crcs = [crc for _, crc in coded]
+    found = []
+    for coded in (False, True):
+        if coded:
+            lc.set_policy(groups["shard"], "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8:bucket=1024")
+            lc.set_policy(groups["replicate"], "all_reduce=sym8:bucket=1024")
+        model = _model(r, "HYBRID_SHARD", (groups["shard"], groups["replicate"]))
+        with pytest.raises(AssertionError, match="not supported for hybrid"):
+            model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
+        lc.reset_stats()
+        found.append(_train(r, model)[0])
+        shard, replicate = (lc.stats(groups[name])[groups[name].group_name] for name in ("shard", "replicate"))
+        calls = [shard[op]["calls"] - shard[op]["exact_calls"] for op in ("all_gather", "reduce_scatter")]
+        calls.append(replicate["all_reduce"]["calls"] - replicate["all_reduce"]["exact_calls"])
+        assert all((n > 0) == coded for n in calls), calls
+    crcs = [None] * r.size
+    dist.all_gather_object(crcs, crc(model.parameters()))
     assert crcs[:2] == crcs[2:], "replicas hold other shards"
-    torch.testing.assert_close(coded[0][0], exact[0][0], rtol=0.05, atol=0)
-    assert not torch.equal(coded[0][0], exact[0][0])
+    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0)
+    assert not torch.equal(found[1], found[0])
 
 
 def test_scopes_and_mistakes(r):
@@ -128,8 +123,8 @@ def test_scopes_and_mistakes(r):
     assert reasons == {"inside lc.exact()": 1, "its dtype is torch.float64": 1}, reasons
 
 
-def _mixed(r):
-    r.init("lowcomm")
+@pytest.mark.on("pair", group={}, alike=True)
+def test_mixed_precision_is_coded_as_it_is(r):
     model = _model(r, "FULL_SHARD", mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))
     model.register_comm_hook(lc.fsdp.fsdp1.State(), lc.fsdp.fsdp1.hook)
     losses, whole = _train(r, model)
@@ -138,7 +133,3 @@ def _mixed(r):
     assert 1.9 < stats["ratio"] < 2
     assert losses[-3:].mean() < losses[0]
     return whole
-
-
-def test_mixed_precision_is_coded_as_it_is(pair):
-    assert len(set(pair(_mixed))) == 1

@@ -2,6 +2,7 @@
 
 import zlib
 
+import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits
@@ -75,8 +76,9 @@ def _message_bytes(layout, op, elements):
     return 64 + len(described) + sum(64 + frame.payload_bytes for frame in plan(read_layout(text), CHUNK_BYTES))
 
 
-def _matrix(r):
-    r.init("lowcomm", pg_options=lc.Options(chunk_bytes=CHUNK_BYTES))
+@pytest.mark.on("pair", group={"pg_options": lc.Options(chunk_bytes=CHUNK_BYTES)}, alike=True)
+def test_every_pair_of_quantizers(r):
+    """One job: starting processes takes longer than all of it."""
     mesh = init_device_mesh("cpu", (r.size,))
     gradients = [torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(k)) for k in range(r.size)]
     here = slice(r.rank * ROWS // r.size, (r.rank + 1) * ROWS // r.size)
@@ -112,9 +114,3 @@ def _matrix(r):
             a_call = _message_bytes(comm.levels.layout, op, (ROWS + 1) * COLUMNS // r.size)
             assert stats[op]["wire_bytes"] == stats[op]["calls"] * a_call * (r.size - 1), (said, stats[op])
     return crcs
-
-
-def test_every_pair_of_quantizers(pair):
-    """One job: starting processes takes longer than all of it."""
-    mine, theirs = pair(_matrix)
-    assert mine == theirs, "ranks compute with different weights"

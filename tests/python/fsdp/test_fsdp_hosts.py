@@ -22,8 +22,8 @@ def _meshes(r):
     )
 
 
-def _weights(r):
-    r.init("lowcomm")
+@pytest.mark.on("quad", group={}, alike=True)
+def test_all_ranks_see_the_weights_that_a_flat_group_gives(r):
     flat, hosts = _meshes(r)
     model, other = make_model(mesh=flat), make_model(mesh=flat)
     lc.fsdp.quantize(model, weights=WEIGHTS, gradients="none", hosts=hosts)
@@ -36,12 +36,8 @@ def _weights(r):
     return crc(ours.values())
 
 
-def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
-    assert len(set(quad(_weights))) == 1
-
-
-def _master(r):
-    r.init("lowcomm")
+@pytest.mark.on("quad", group={}, alike=True)
+def test_a_quantized_master_is_what_all_hosts_decoded(r):
     flat, hosts = _meshes(r)
     model = make_model(mesh=flat)
     lc.fsdp.quantize(model, weights="lattice8:bucket=128", gradients="levels4", master="quantized", hosts=hosts)
@@ -50,10 +46,6 @@ def _master(r):
     for name, t in whole(model).items():
         assert torch.equal(bits(seen[name]), bits(t)), name  # the shards are what everybody decoded
     return crc(seen.values())
-
-
-def test_a_quantized_master_is_what_all_hosts_decoded(quad):
-    assert len(set(quad(_master))) == 1
 
 
 @pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
@@ -88,7 +80,6 @@ def test_a_host_sends_one_coded_copy(r, weights, gradients):
 
 
 def _trains(r, how, overlap, hierarchical):
-    r.init("lowcomm")
     flat, hosts = _meshes(r)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if how == "bf16" else None
     model = make_model(3, mesh=flat, mp_policy=policy)
@@ -102,21 +93,19 @@ def _trains(r, how, overlap, hierarchical):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["bf16", "divided"])
-def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(quad, how):
-    flat = quad(_trains, how, True, False)[0]["losses"]
-    turn, overlap = quad(_trains, how, False, True), quad(_trains, how, True, True)
-    for want, got in zip(turn, overlap, strict=True):
-        for name, t in want.items():
-            assert torch.equal(bits(t), bits(got[name])), name
-    torch.testing.assert_close(turn[0]["losses"], flat, rtol=0.05, atol=0)
-
-
-@pytest.mark.later
-def test_none_is_exact(quad):
-    """Sums are in another order than the flat group's."""
-    flat, two = quad(_trains, "none", True, False)[0], quad(_trains, "none", True, True)[0]
-    torch.testing.assert_close(two["losses"], flat["losses"], rtol=1e-3, atol=0)
+@pytest.mark.parametrize("how", ["bf16", "divided", "none"])
+@pytest.mark.on("quad")
+def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(r, how):
+    """Exact sums are in another order than the flat group's; a run's draws are those of a group of its own."""
+    found = []
+    for options in ((True, False), (False, True), (True, True)):
+        r.init("lowcomm")
+        found.append(_trains(r, how, *options))
+        dist.destroy_process_group()
+    flat, turn, overlap = found
+    for name, t in turn.items():
+        assert torch.equal(bits(t), bits(overlap[name])), name
+    torch.testing.assert_close(turn["losses"], flat["losses"], rtol=1e-3 if how == "none" else 0.05, atol=0)
 
 
 @pytest.mark.on("quad")

@@ -70,8 +70,8 @@ def _errors(x, size, spec, tables):
     return [(_coded_by(x.chunk(size), spec, table) - x).norm().item() for table in tables]
 
 
-def _learned(r):
-    r.init("lowcomm")
+@pytest.mark.on("pair", "quad", group={}, alike=True)
+def test_levels_are_learned_once_at_their_step_and_are_every_ranks(r):
     model, comms, optimizer = _make(r, learn_at=(2,))
     even = torch.arange(8) / 7
     for step in range(4):
@@ -93,13 +93,6 @@ def _learned(r):
     uniform, learned = _errors(other, r.size, GRADIENTS, (torch.arange(16) / 15, gradients["levels"][0]))
     assert learned < 0.9 * uniform
     return table, gradients["levels"], big
-
-
-def test_levels_are_learned_once_at_their_step_and_are_every_ranks(pair, quad):
-    for pool in (pair, quad):
-        first, *others = pool(_learned)
-        for other in others:
-            assert all(_same(a, b) for a, b in zip(first, other, strict=True))
 
 
 def _resumed(r):
@@ -206,7 +199,9 @@ def test_ranks_with_different_tables(r):
     dist.destroy_process_group()  # a lost group
 
 
-def _elsewhere(r, where):
+@pytest.mark.parametrize("where", ["bf16", "replicas"])
+@pytest.mark.on("quad", alike=True)
+def test_learning_where_shards_are_cast_or_kept_twice(r, where):
     """Learned before the first step, from shards that are cast, or that replicas have too."""
     r.init("lowcomm")
     model = _Two()
@@ -228,10 +223,3 @@ def _elsewhere(r, where):
     assert learned < 0.8 * uniform
     assert _same(seen, _coded_by([shard.to(seen.dtype) for shard in shards], WEIGHTS, table))
     return table, seen
-
-
-@pytest.mark.parametrize("where", ["bf16", "replicas"])
-def test_learning_where_shards_are_cast_or_kept_twice(quad, where):
-    first, *others = quad(_elsewhere, where)
-    for other in others:
-        assert all(_same(a, b) for a, b in zip(first, other, strict=True))

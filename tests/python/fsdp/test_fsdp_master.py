@@ -114,7 +114,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(r, weights, after):
 
 def _regression(r, weights, master):
     """Moves a matrix by 0.05 in small steps, to noisy products' gradients; how far from its goal it ends (rms)."""
-    r.init("lowcomm")
     torch.manual_seed(1)
     model = nn.Linear(64, 64, bias=False)
     goal = model.weight.detach() + 0.05 * torch.randn(64, 64)
@@ -130,12 +129,13 @@ def _regression(r, weights, master):
 
 
 @pytest.mark.slow
-def test_nearest_stalls_where_the_lattice_does_not(pair):
+@pytest.mark.on("pair", group={})
+def test_nearest_stalls_where_the_lattice_does_not(r):
     """QSDP's Eq. 2 at 8 bits: an update under half a step moves nothing to the nearest value; on average it moves a lattice."""
-    exact = pair(_regression, "none", "fp32")[0]
-    kept = pair(_regression, "minmax8:bucket=1024", "fp32")[0]
-    nearest = pair(_regression, "minmax8:bucket=1024", "quantized")[0]
-    lattice = pair(_regression, "lattice8:bucket=1024", "quantized")[0]
+    exact = _regression(r, "none", "fp32")
+    kept = _regression(r, "minmax8:bucket=1024", "fp32")
+    nearest = _regression(r, "minmax8:bucket=1024", "quantized")
+    lattice = _regression(r, "lattice8:bucket=1024", "quantized")
     assert max(exact, kept) < 0.005, "learned: the goal was 0.05 away"
     assert nearest > 0.025
     assert lattice < 0.01

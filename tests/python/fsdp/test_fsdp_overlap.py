@@ -54,7 +54,6 @@ def _model(r, how):
 
 
 def _run(r, how, overlap):
-    r.init("lowcomm")
     model = _model(r, how)
     lc.fsdp.quantize(model, **CODECS, overlap=overlap)
     hooked = []
@@ -84,11 +83,21 @@ HOWS = ("kept", "checkpointed", "skipping", "divided", "hooks", "compiled", "fp1
 
 @pytest.mark.later
 @pytest.mark.parametrize("how", HOWS)
-def test_the_bits_are_those_without_overlap(quad, how):
-    for want, got in zip(quad(_run, how, False), quad(_run, how, True), strict=True):
-        assert want.keys() == got.keys()
-        for name, t in want.items():
-            assert torch.equal(bits(t), bits(got[name])), name
+@pytest.mark.on("quad")
+def test_the_bits_are_those_without_overlap(r, how):
+    _expect_same_bits(r, lambda overlap: _run(r, how, overlap))
+
+
+def _expect_same_bits(r, run):
+    found = []
+    for overlap in (False, True):
+        r.init("lowcomm")
+        found.append(run(overlap))
+        dist.destroy_process_group()
+    want, got = found
+    assert want.keys() == got.keys()
+    for name, t in want.items():
+        assert torch.equal(bits(t), bits(got[name])), name
 
 
 def _gathers(lc):
@@ -135,7 +144,6 @@ def _alive(r, overlap):
     """The most bytes of FSDP2's flat buffers and of gathered parameters alive at any allocation or computation."""
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
-    r.init("lowcomm")
     model = make_model(6, mesh=init_device_mesh("cpu", (r.size,)))
     seen, peaks = {}, []
     plain = fsdp2.new_buffer
@@ -164,10 +172,10 @@ def _alive(r, overlap):
     return max(peaks) / one
 
 
-def test_memory_of_one_more_module_at_most(pair):
-    without, with_overlap = pair(_alive, False), pair(_alive, True)
-    for before, now in zip(without, with_overlap, strict=True):
-        assert now <= before + 1.01, (before, now)
+@pytest.mark.on("pair", group={})
+def test_memory_of_one_more_module_at_most(r):
+    before, now = _alive(r, False), _alive(r, True)
+    assert now <= before + 1.01, (before, now)
 
 
 @pytest.mark.on(2, allow_exit={1: -signal.SIGKILL})
@@ -220,7 +228,6 @@ def test_ranks_that_differ_are_told(r):
 
 def _broken(r, overlap):
     """A backward that breaks off in the middle, on all ranks; then a whole one, the gradients zeroed in place before it."""
-    r.init("lowcomm")
     model = _model(r, "plain")
     lc.fsdp.quantize(model, weights="none", gradients="none", overlap=overlap)
     loss_of(model, batch(r.rank, 0)).backward()
@@ -242,7 +249,5 @@ def _broken(r, overlap):
 
 
 @pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="this torch cannot go on after a broken pass")
-def test_gradients_after_a_backward_that_broke_off_are_those_without_overlap(pair):
-    for ours, theirs in zip(pair(_broken, True), pair(_broken, False), strict=True):
-        for name, gradient in theirs.items():
-            assert torch.equal(bits(ours[name]), bits(gradient)), name
+def test_gradients_after_a_backward_that_broke_off_are_those_without_overlap(r):
+    _expect_same_bits(r, lambda overlap: _broken(r, overlap))

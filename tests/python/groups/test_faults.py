@@ -4,7 +4,9 @@ Each fault is made with a real signal to a real process. Where a fault must be s
 than what the harness gives the ranks: waiting for it fails the test.
 """
 
+import json
 import os
+import pathlib
 import re
 import signal
 import time
@@ -19,7 +21,6 @@ import torch_lowcomm as lc
 BIG = 1 << 23  # elements a rank sends: many chunks, tens of milliseconds on loopback
 DEADLINE_S = 60.0  # the harness's
 NEVER_S = 10 * DEADLINE_S
-POLICY = "all_gather=minmax8; reduce_scatter=qsgd8"
 TIMED_OUT = re.compile(r"(?i)timed out waiting 2000 ?ms")
 
 
@@ -43,31 +44,69 @@ def _says_everything(message, op, rank, culprit):
     assert not missing, f"no {missing} in: {message}"
 
 
+def _until_it_has_begun(op):
+    """Until the op has sent something, or is under way where this rank sends nothing."""
+    end = time.monotonic() + DEADLINE_S / 2
+    while True:
+        (record,) = lc.flight_record(dist.group.WORLD).values()
+        last = record["ops"][-1]
+        if last["state"] == "under way" if op == "broadcast" else last["sent_bytes"]:
+            return
+        assert time.monotonic() < end, "nothing left this rank"
+        time.sleep(0.001)
+
+
+def _expect_flight_record(message, op, rank, culprit):
+    """The file that the error names has the op that failed, whom it waited for and what it lacks."""
+    (path,) = map(pathlib.Path, re.findall(r"flight record: (\S+\.json)", message))
+    record, name = json.loads(path.read_text()), dist.group.WORLD.group_name
+    assert path.parent == pathlib.Path(os.environ["LOWCOMM_FLIGHT_DIR"])
+    assert re.fullmatch(rf"lowcomm-flight-{name}-rank{rank}-pid{os.getpid()}-epoch\d+\.json", path.name)
+    assert not list(path.parent.glob(f"*-pid{os.getpid()}-*.part")), "half a file"
+    assert (record["group"], record["rank"], record["pid"]) == (name, rank, os.getpid())
+    failed = next(entry for entry in record["ops"] if entry["state"] == "failed")
+    assert failed["op"] == op
+    assert failed["sequence"] == int(re.search(r"sequence (\d+)", message).group(1))
+    assert record["because"] == failed["error"]
+    assert record["because"] in message
+    assert failed["description"]["elements a rank"] == str(BIG)
+    assert failed["wait"]["rank"] != rank
+    assert culprit in [entry["rank"] for entry in failed["missing"]], failed
+    assert failed["sent_bytes"] > 0 or op == "broadcast"
+    return path
+
+
 def _fault(r, op, how, timeout_s, policy=""):
-    """The last rank is killed or stopped in the middle of an op; returns what the others get."""
+    """The last rank is killed or stopped in an op that the others are in the middle of; returns what they get."""
     r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
     dist.barrier()
     _issue(r, op, 1000).wait()
     r.set_deadline(timeout_s)
     culprit = r.size - 1
     if r.rank == culprit:
-        work = _issue(r, op)
-        time.sleep(0.004)  # into it
+        for other in range(culprit):  # It does not enter the op, so that the others cannot have finished it.
+            r.hear(f"begun{other}")
+        r.say("pid", os.getpid())
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-        if how == "stopped and resumed":
-            with pytest.raises(dist.DistBackendError):
-                work.wait()
+        with pytest.raises(dist.DistBackendError):  # where it is resumed
+            for _ in range(2):
                 _issue(r, op).wait()
-            r.say("resumed")
+        r.say("resumed")
         return None
     with pytest.raises(dist.DistBackendError) as failure:
-        for _ in range(50):  # the first may have been through before the signal
-            _issue(r, op).wait()
-    _says_everything(str(failure.value), op.split()[0], r.rank, culprit)
+        work = _issue(r, op)
+        _until_it_has_begun(op)
+        r.say(f"begun{r.rank}")
+        work.wait()
+    op = op.split()[0]
+    _says_everything(str(failure.value), op, r.rank, culprit)
+    path = _expect_flight_record(str(failure.value), op, r.rank, culprit)
     # The group is over: what comes after fails too, with the same cause.
-    with pytest.raises(dist.DistBackendError) as later:
+    with pytest.raises(dist.DistBackendError, match=re.escape(path.name)) as later:
         _issue(r, op).wait()
     assert f"rank {culprit}" in str(later.value), later.value
+    (record,) = lc.flight_record(dist.group.WORLD).values()  # still to be asked for
+    assert op in [entry["op"] for entry in record["ops"] if entry["state"] == "failed"]
     r.say(f"survived{r.rank}")
     if how == "stopped and resumed" and r.rank == 0:
         for q in range(1, culprit):
@@ -78,19 +117,12 @@ def _fault(r, op, how, timeout_s, policy=""):
     return str(failure.value)
 
 
-def _fault_with_pid(r, op, how, timeout_s):
-    if r.rank == r.size - 1:
-        r.say("pid", os.getpid())
-    return _fault(r, op, how, timeout_s)
+CODED = "all_gather=minmax8; reduce_scatter=qsgd8; all_reduce=sym4"
+OWN = ("all_gather", "all_gather list", "reduce_scatter", "all_reduce")
 
 
-OWN = ("all_gather", "all_gather list", "reduce_scatter")
-
-
-COMPRESSED = [("all_gather", POLICY), ("reduce_scatter", POLICY)]
-
-
-@pytest.mark.parametrize(("op", "policy"), [*((op, "") for op in (*OWN, "all_reduce")), *COMPRESSED])
+@pytest.mark.parametrize("policy", ["", CODED])
+@pytest.mark.parametrize("op", OWN)
 def test_a_killed_rank_is_named(op, policy):
     """A death is seen by itself, long before any time-out."""
     allowed = {2: -signal.SIGKILL}
@@ -98,12 +130,14 @@ def test_a_killed_rank_is_named(op, policy):
 
 
 def test_a_killed_root_is_reported_by_the_time_out_at_the_latest():
-    """Gloo's broadcast goes over other ranks: one that hears nothing from them has only the time-out."""
+    """A rank that hears nothing from another one that waits for the root has only the time-out."""
     ranks.run_ranks(_fault, 3, "broadcast", "killed", 4.0, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
 
 
 @pytest.mark.later
-@pytest.mark.parametrize(("op", "policy"), [("all_gather", ""), ("all_reduce", ""), COMPRESSED[1]])
+@pytest.mark.parametrize(
+    ("op", "policy"), [("all_gather", ""), ("all_gather", CODED), ("all_reduce", ""), ("reduce_scatter", CODED)]
+)
 def test_a_stopped_rank_is_named_after_the_deadline(op, policy):
     said = ranks.run_ranks(_fault, 3, op, "stopped", 2.0, policy, kill_last=[2], timeout=DEADLINE_S)[:2]
     # One of them waited the deadline out; it may have told the other before that one did.
@@ -113,7 +147,7 @@ def test_a_stopped_rank_is_named_after_the_deadline(op, policy):
 @pytest.mark.later
 def test_a_rank_that_comes_back_is_fenced_off():
     """Stopped past the deadline and resumed: it learns that the group went on without it, and hangs no more than they."""
-    ranks.run_ranks(_fault_with_pid, 3, "all_gather", "stopped and resumed", 2.0, timeout=DEADLINE_S)
+    ranks.run_ranks(_fault, 3, "all_gather", "stopped and resumed", 2.0, timeout=DEADLINE_S)
 
 
 @pytest.mark.on(3, allow_exit={2: -signal.SIGKILL})

@@ -1,21 +1,14 @@
-"""A group's account of its ops: `lc.flight_record()` while it lives, and the file that an error names when it is lost."""
+"""A group's account of its ops while it lives, `lc.flight_record()`. A lost group's file: test_faults.py."""
 
-import json
 import os
-import pathlib
-import re
-import signal
 import time
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
 
-DEADLINE_S = 60.0  # the harness's
-NEVER_S = 10 * DEADLINE_S  # waiting for it fails the test
 N = 1 << 18
 OPS = "ops"
 
@@ -23,12 +16,6 @@ OPS = "ops"
 def _record(group=None):
     (record,) = lc.flight_record(group or dist.group.WORLD).values()
     return record
-
-
-def _named(message):
-    """The record in the file that an error's text names."""
-    (path,) = re.findall(r"flight record: (\S+\.json)", message)
-    return pathlib.Path(path), json.loads(pathlib.Path(path).read_text())
 
 
 def _gather(r, n=N):
@@ -85,72 +72,6 @@ def test_of_a_living_group(r):
     for work in works:
         work.wait()
     assert [op["state"] for op in _record()[OPS][-2:]] == ["done"] * 2
-
-
-def _until_sent(r):
-    """Until the op has sent something; then the others hear so."""
-    end = time.monotonic() + DEADLINE_S / 2
-    while not _record()[OPS][-1]["sent_bytes"]:
-        assert time.monotonic() < end, "nothing left this rank"
-        time.sleep(0.001)
-    r.say(f"sent {r.rank}")
-
-
-def _lost(r, op, how, timeout_s, policy):
-    """The last rank is killed or stopped in an op that the others are in the middle of; what their errors name says so."""
-
-    def issue(n):
-        if op == "all_gather":
-            return _gather(r, n)
-        return dist.all_reduce(torch.ones(n), async_op=True)
-
-    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
-    issue(1000).wait()
-    r.set_deadline(timeout_s)
-    culprit = r.size - 1
-    if r.rank == culprit:
-        for other in range(culprit):  # It never enters the op, so that the others cannot have finished it.
-            r.hear(f"sent {other}")
-        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-    with pytest.raises(dist.DistBackendError) as failure:
-        begun = issue(1 << 23)
-        _until_sent(r)
-        begun.wait()
-    path, record = _named(str(failure.value))
-    name = dist.group.WORLD.group_name
-    assert path.parent == pathlib.Path(os.environ["LOWCOMM_FLIGHT_DIR"])
-    assert re.fullmatch(rf"lowcomm-flight-{name}-rank{r.rank}-pid{os.getpid()}-epoch\d+\.json", path.name)
-    assert not list(path.parent.glob(f"*-pid{os.getpid()}-*.part")), "half a file"
-    assert (record["group"], record["rank"], record["pid"]) == (name, r.rank, os.getpid())
-    failed = next(entry for entry in record[OPS] if entry["state"] == "failed")
-    assert failed["op"] == op
-    assert failed["sequence"] == int(re.search(r"sequence (\d+)", str(failure.value)).group(1))
-    assert record["because"] == failed["error"]
-    assert record["because"] in str(failure.value)
-    assert failed["description"]["elements a rank"] == str(1 << 23)
-    assert failed["wait"]["rank"] != r.rank
-    assert culprit in [entry["rank"] for entry in failed["missing"]], failed
-    assert failed["sent_bytes"] > 0
-    with pytest.raises(dist.DistBackendError, match=re.escape(path.name)):  # "First cause"
-        issue(10).wait()
-    now = _record()  # still to be asked for
-    assert failed["op"] in [entry["op"] for entry in now[OPS] if entry["state"] == "failed"]
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("op", "policy"),
-    [("all_gather", ""), ("all_gather", "all_gather=minmax8"), ("all_reduce", "all_reduce=sym4"), ("all_reduce", "")],
-)
-def test_after_a_killed_peer(op, policy):
-    allowed = {2: -signal.SIGKILL}
-    ranks.run_ranks(_lost, 3, op, "killed", NEVER_S, policy, allow_exit=allowed, timeout=DEADLINE_S)
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("policy", ["", "all_gather=minmax8"])
-def test_after_a_time_out(policy):
-    ranks.run_ranks(_lost, 3, "all_gather", "stopped", 2.0, policy, kill_last=[2], timeout=DEADLINE_S)
 
 
 def test_the_option():

@@ -1,7 +1,5 @@
 """A group that is over says so at once, whoever would have served the op, and every rank hears the cause."""
 
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,7 +49,8 @@ def test_every_op_of_a_lost_group_names_the_first_cause(r):
     assert torch.equal(x, torch.full((3,), float(r.size)))
 
 
-def _abort_in_an_agreement(r):
+@pytest.mark.on("pair", "quad")
+def test_an_abort_breaks_an_agreement(r):
     """A rank that aborts while its peers agree on a policy: they hear it, long before the progress deadline."""
     r.init("lowcomm", timeout_s=1000)
     dist.barrier()
@@ -59,19 +58,12 @@ def _abort_in_an_agreement(r):
         r.hear("in it")
         dist.group.WORLD._get_backend(torch.device("cpu")).abort()
         dist.destroy_process_group()
-        return None
+        return
     if r.rank == 1:
         r.say("in it")
-    with pytest.raises(dist.DistBackendError) as failure:
+    with pytest.raises(dist.DistBackendError, match="aborted by the program of rank 0|gave the group up|[Cc]losed"):
         lc.set_policy(None, "all_gather=minmax8")
     dist.destroy_process_group()
-    return str(failure.value)
-
-
-def test_an_abort_breaks_an_agreement(pair, quad):
-    for pool in (pair, quad):
-        for message in pool(_abort_in_an_agreement)[1:]:
-            assert re.search(r"aborted by the program of rank 0|gave the group up|[Cc]losed", message), message
 
 
 @pytest.mark.parametrize("how", ["exact", "coded"])
@@ -107,29 +99,6 @@ def test_a_time_out_ends_the_group(r, how):
     r.init("lowcomm")
     dist.all_reduce(ints.fill_(1))
     assert torch.equal(ints, torch.full((3,), r.size))
-
-
-def test_a_mistake_leaves_the_group_whole(r):
-    """A call that is refused, and a wait that is over before its op, end nothing."""
-    import datetime
-
-    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
-    with pytest.raises(RuntimeError):
-        dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND)
-    ints = torch.ones(3, dtype=torch.int64)
-    if r.rank == 0:
-        work = dist.all_reduce(ints, async_op=True)
-        with pytest.raises(RuntimeError):
-            work.wait(datetime.timedelta(milliseconds=50))
-        r.say("waited")
-        work.wait()
-    else:
-        r.hear("waited")
-        dist.all_reduce(ints)
-    assert torch.equal(ints, torch.full((3,), r.size))
-    out = torch.empty(300 * r.size)
-    dist.all_gather_into_tensor(out, torch.ones(300))
-    assert torch.equal(out, torch.ones(300 * r.size))
 
 
 def test_futures_of_exact_ops_carry_the_named_error(r):

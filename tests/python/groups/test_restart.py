@@ -7,7 +7,6 @@ import threading
 import time
 import types
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import ranks
@@ -116,9 +115,12 @@ def test_a_store_that_no_server_keeps_is_as_it_was(monkeypatch):
     assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store
 
 
-def _groups_in_turn(r, port):
-    """Rank 1 makes its next group while rank 0 still serves the store of the first one."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(r.rank), "WORLD_SIZE": "2"}
+@pytest.mark.on(2, env={"TORCHELASTIC_RUN_ID": None, "TORCHELASTIC_USE_AGENT_STORE": None})
+def test_a_store_that_ends_as_a_group_is_made_is_told(r):
+    """As srun, mpirun and mp.spawn start ranks: rank 1 makes its next group while rank 0 serves the store of the first one."""
+    if r.rank == 0:
+        r.say("port", ranks.free_port())
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": r.hear("port"), "RANK": str(r.rank), "WORLD_SIZE": "2"}
     stores, original = [], _create.fresh_store
     _create.fresh_store = lambda store, *args: stores.append(store) or original(store, *args)
     dist.init_process_group("lowcomm", timeout=timedelta(seconds=60))
@@ -126,27 +128,17 @@ def _groups_in_turn(r, port):
     if r.rank == 0:
         (store,) = stores
         first = store.get("seen/1")
-        Path(r.path("go")).touch()
+        r.say("go")
         while store.get("seen/1") == first:  # rank 1 is in the store again
             time.sleep(0.01)
         del store
-    while not Path(r.path("go")).exists():
-        time.sleep(0.01)
+    r.hear("go")
     stores.clear()
     dist.destroy_process_group()
-    if r.rank == 0:
-        return ""
-    with pytest.raises(dist.DistBackendError) as caught:
-        dist.init_process_group("lowcomm", timeout=timedelta(seconds=60))
-    return str(caught.value)
-
-
-def test_a_store_that_ends_as_a_group_is_made_is_told(monkeypatch):
-    """As srun, mpirun and mp.spawn start ranks: a fast rank meets the store of the group before."""
-    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.delitem(os.environ, name, raising=False)
-    _, said = ranks.run_ranks(_groups_in_turn, 2, ranks.free_port())
-    assert "expected the store to serve" in said and "give every group a MASTER_PORT of its own" in said
+    if r.rank == 1:
+        said = "expected the store to serve.*give every group a MASTER_PORT of its own"
+        with pytest.raises(dist.DistBackendError, match=f"(?s){said}"):
+            dist.init_process_group("lowcomm", timeout=timedelta(seconds=60))
 
 
 def test_the_deadline_is_that_of_the_options(store, monkeypatch):

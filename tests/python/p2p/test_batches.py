@@ -24,7 +24,7 @@ def _exchange(r, codec, salt):
     same(got, codec.roundtrip(sent) if codec else sent, salt)
 
 
-def _mistakes(r):
+def test_a_mistake_in_a_block(r):
     codec = init(r)
     right, left = neighbours(r)
     x = torch.ones(N)
@@ -61,8 +61,7 @@ def _mistakes(r):
                 check_group(r)
 
 
-def _stand_ins(r):
-    """Works that were handed out inside a block that failed have its error, and start nothing."""
+def test_works_of_a_block_that_failed_have_its_error_and_start_nothing(r):
     codec = init(r)
     right, left = neighbours(r)
     works = []
@@ -77,8 +76,3 @@ def _stand_ins(r):
         with pytest.raises(ValueError, match="expected a tag of 0"):
             work.wait()
     _exchange(r, codec, 1)
-
-
-@pytest.mark.parametrize("part", [_mistakes, _stand_ins])
-def test_a_mistake_in_a_block(pair, part):
-    pair(part)

@@ -140,7 +140,7 @@ def _results(r, group, salt):
     return {name: out for name, (out, _) in ops.items()}
 
 
-def _like_gloo(r):
+def test_the_results_are_gloos(r):
     r.init("lowcomm")
     gloo = dist.new_group(backend="gloo")
     for salt in range(3):
@@ -183,7 +183,7 @@ def _wrongs(r):
     )
 
 
-def _waited_for(r):
+def test_calls_that_wait_in_a_block(r):
     """dist's own calls wait inside the block: the error comes at its end all the same, after what was waited for."""
     r.init("lowcomm")
     for wrong in _wrongs(r):
@@ -196,7 +196,7 @@ def _waited_for(r):
         check_group(r)
 
 
-def _left_open(r):
+def test_a_block_whose_body_raised(r):
     """A block whose body raised has no end: a mistake after it is raised by the next op at the latest, and mutes none."""
     r.init("lowcomm")
     for wrong in _wrongs(r):
@@ -212,7 +212,7 @@ def _left_open(r):
         check_group(r)
 
 
-def _not_started(r):
+def test_an_op_that_fails_at_its_start_gives_back_its_residual(r):
     """A put-off op that fails at its start gives back the residual that it borrowed."""
     r.init("lowcomm")
     x = torch.ones(N)
@@ -225,7 +225,7 @@ def _not_started(r):
     check_group(r)
 
 
-def _one_call(r):
+def test_ops_of_which_torch_makes_one_call(r):
     """Ops of which torch makes one call at a block's end fail there, and the group's own block ends too."""
     r.init("lowcomm")
     shared, x = torch.zeros(1).expand(N), torch.ones(N)
@@ -245,8 +245,3 @@ def _one_call(r):
         sent.wait()
         assert torch.equal(got, torch.full((3,), 2.0 - r.rank))
         check_group(r)
-
-
-@pytest.mark.parametrize("part", [_like_gloo, _waited_for, _left_open, _not_started, _one_call])
-def test_collectives_in_a_block(pair, part):
-    pair(part)

@@ -60,8 +60,16 @@ def _goes_on(r, members):
     dist.destroy_process_group()
 
 
-def _lost(r, op, how, timeout_s):
-    """The last rank dies or stops in the middle of an exchange with rank 0; returns what rank 0 gets."""
+KILLED = pytest.mark.on(3, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
+STOPPED = [pytest.mark.on(2, kill_last=[1], timeout=DEADLINE_S), pytest.mark.later]
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+@pytest.mark.parametrize(
+    ("how", "timeout_s"), [pytest.param("killed", NEVER_S, marks=KILLED), pytest.param("stopped", 2.0, marks=STOPPED)]
+)
+def test_a_lost_peer_is_named(r, how, timeout_s, op):
+    """The last rank dies or stops in the middle of an exchange with rank 0; a death is seen long before any time-out."""
     _init(r, DEADLINE_S)
     culprit = r.size - 1
     got, x = torch.zeros(BIG), torch.ones(BIG)
@@ -81,58 +89,34 @@ def _lost(r, op, how, timeout_s):
                 (dist.send if op == "send" else dist.recv)(x, culprit)
         said = str(failure.value)
         _says_everything(said, op, 0, culprit)
+        assert how == "killed" or re.search(r"(?i)timed out waiting 2000 ?ms", said), said
         _goes_on(r, r.size - 1)
-        return said
+        return
     # A rank that waits for one that gave the group up hears its reason.
     with pytest.raises(dist.DistBackendError) as failure:
         dist.recv(torch.zeros(5000), 0)
     _says_everything(str(failure.value), "recv", r.rank, 0)
+    assert re.search("gave the group up.*rank 2", str(failure.value)), failure.value
     _goes_on(r, r.size - 1)
-    return str(failure.value)
 
 
-@pytest.mark.parametrize("op", ["send", "recv"])
-def test_a_killed_peer_is_named(op):
-    """A death is seen by itself, long before any time-out."""
-    said = ranks.run_ranks(_lost, 3, op, "killed", NEVER_S, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
-    assert re.search("gave the group up.*rank 2", said[1]), said[1]
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("op", ["send", "recv"])
-def test_a_stopped_peer_is_named_at_the_deadline(op):
-    said = ranks.run_ranks(_lost, 2, op, "stopped", 2.0, kill_last=[1], timeout=DEADLINE_S)
-    assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
-
-
-def _differs(field, sent, expected):
-    return f"{field} differs: rank 0 has '{sent}', rank 1 has '{expected}'"
-
-
-# Rank 0 sends the first of two (elements, dtype, whether exact), rank 1 expects the second, and both are told the text.
+# Rank 0 sends the first of two (elements, dtype, whether exact), rank 1 expects the second: both are told the field.
 DIFFERENCES = {
-    "fewer elements": ((1000, torch.float32, False), (999, torch.float32, False), _differs("elements", 1000, 999)),
-    "more frames": ((999_999, torch.float32, False), (999, torch.float32, False), _differs("elements", 999_999, 999)),
-    "fewer frames": ((999, torch.float32, False), (999_999, torch.float32, False), _differs("elements", 999, 999_999)),
-    "no elements": ((0, torch.float32, False), (999, torch.float32, False), _differs("elements", 0, 999)),
-    "another dtype": (
-        (999, torch.bfloat16, False),
-        (999, torch.float32, False),
-        _differs("dtype", "bfloat16", "float32"),
-    ),
-    "exact": ((999, torch.float32, True), (999, torch.float32, False), _differs("codec", "none", SPEC)),
+    "another dtype": ((999, torch.bfloat16, False), (999, torch.float32, False), ("dtype", "bfloat16", "float32")),
+    "exact": ((999, torch.float32, True), (999, torch.float32, False), ("codec", "none", SPEC)),
     "types the wire carries as bytes": (
         (512, torch.uint16, False),
         (1024, torch.float8_e4m3fn, False),
-        _differs("dtype", "UInt16", "Float8_e4m3fn"),
+        ("dtype", "UInt16", "Float8_e4m3fn"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_messages_that_differ_are_told_on_both_ranks_and_the_group_goes_on(r, name):
-    *both, said = DIFFERENCES[name]
+    *both, (field, sent, expected) = DIFFERENCES[name]
     elements, dtype, exact = both[r.rank]
+    said = f"{field} differs: rank 0 has '{sent}', rank 1 has '{expected}'"
     _init(r, NEVER_S)
     x = torch.ones(elements, dtype=torch.float32).to(dtype)
     with contextlib.ExitStack() as scope:

@@ -62,14 +62,6 @@ def test_mistakes_are_refused(r):
         for tag in (-1, 2**30):
             with pytest.raises(ValueError, match=rf"expected a tag of 0\.\.\.1073741823, got {tag}"):
                 op([x], right, tag)
-    for bad in (float("nan"), float("inf")):
-        x[123] = bad
-        work = dist.isend(x, right, tag=1)
-        with pytest.raises(dist.DistBackendError, match="could not send its part.*at element 123"):
-            dist.recv(torch.zeros(5000), left, tag=1)
-        with pytest.raises(ValueError, match="expected finite elements .*at element 123"):
-            work.wait()
-    x[123] = 1
     got = torch.zeros(5000)
     works = [dist.irecv(got, left, tag=2**30 - 1), dist.isend(x, right, tag=2**30 - 1)]
     for work in works:
@@ -80,9 +72,3 @@ def test_mistakes_are_refused(r):
     x = torch.randn(5000, generator=torch.Generator().manual_seed(left))
     swap(r, torch.randn(5000, generator=torch.Generator().manual_seed(r.rank)), got)
     same(got, x)
-    # Without a policy a message is taken from anybody.
-    if r.rank == 0:
-        small = torch.zeros(5)
-        assert sorted(dist.recv(small) for _ in range(r.size - 1)) == list(range(1, r.size))
-    else:
-        dist.send(torch.ones(5), 0)

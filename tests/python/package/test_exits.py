@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from group_check import check_group
@@ -23,10 +22,24 @@ class _SlowToGo:
             time.sleep(0.005)
 
 
-def _exit(r, how):
+HOWS = ("destroy", "no destroy", "works kept", "group kept", "backend kept", "one destroys", "late rank", "exception")
+HOWS += ("callback under way", "op under way")
+# The tests of registration end fresh interpreters with a destroy.
+FRESH = pytest.param("no destroy", marks=pytest.mark.on(2, start="spawn"), id="fresh interpreters")
+
+
+@pytest.mark.later
+@pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.on(2)) for how in HOWS), FRESH])
+def test_clean_exit(r, how):
+    """After training by DDP, some runs of which plain gloo is known to end by an abort."""
     r.init("lowcomm")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    model(torch.ones(2, 4)).sum().backward()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
     check_group(r)
     if how == "works kept":
         _kept.append(dist.all_gather_into_tensor(torch.empty(3 * r.size), torch.ones(3), async_op=True))
@@ -61,49 +74,3 @@ def _exit(r, how):
             raise RuntimeError("a frame that holds the model")
         except RuntimeError as e:
             _kept.append(e)
-    return how
-
-
-@pytest.mark.later
-@pytest.mark.parametrize(
-    "how",
-    [
-        "destroy",
-        "no destroy",
-        "works kept",
-        "group kept",
-        "backend kept",
-        "one destroys",
-        "late rank",
-        "exception",
-        "callback under way",
-        "op under way",
-    ],
-)
-def test_clean_exit(how):
-    assert ranks.run_ranks(_exit, 2, how) == [how] * 2
-
-
-@pytest.mark.later
-def test_clean_exit_of_fresh_interpreters():
-    """Without a destroy; the tests of registration end fresh interpreters with one."""
-    assert ranks.run_ranks(_exit, 2, "no destroy", start="spawn") == ["no destroy"] * 2
-
-
-def _ddp(r):
-    r.init("lowcomm")
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(16, 64)).square().mean().backward()
-        optimizer.step()
-    dist.destroy_process_group()
-
-
-@pytest.mark.later
-def test_ddp_exits_cleanly_three_times():
-    """Plain gloo is known to abort in some such runs."""
-    for _ in range(3):
-        ranks.run_ranks(_ddp, 2)

@@ -6,7 +6,6 @@ import re
 import signal
 
 import pytest
-import ranks
 import recipes
 import torch
 import torch.distributed as dist
@@ -110,7 +109,8 @@ class _Machine:
             self.opt.zero_grad()
 
 
-def _dies(r, port):
+@pytest.mark.on(3, alike=True, timeout=90, allow_exit={2: -signal.SIGKILL})
+def test_an_optimizer_that_goes_on_by_itself(r, port):
     machine = _Machine(r, port)
     machine.steps_until(lambda: len(machine.members.formed.machines) == 3)
     last = machine.opt.steps + 10
@@ -125,12 +125,8 @@ def _dies(r, port):
     return [parameter.detach().clone() for parameter in machine.model.parameters()]
 
 
-def test_an_optimizer_that_goes_on_by_itself(store):
-    ended = ranks.run_ranks(_dies, 3, store.port, timeout=90, allow_exit={2: -signal.SIGKILL})
-    assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
-
-
-def _counts(r, port):
+@pytest.mark.on(2, timeout=90)
+def test_an_optimizer_that_goes_on_by_itself_counts_samples(r, port):
     """Machine 0 moves by -1 with three samples, machine 1 by 1 with one: an inner step each, by the limit of an interval."""
     options = {"sync_every": 1, "sync_seconds": 1000.0, "codec": None, "outer_lr": 1.0, "outer_momentum": 0.0}
     machine = _Machine(r, port, **options)
@@ -143,9 +139,4 @@ def _counts(r, port):
     machine.opt.step(samples=3 - 2 * r.rank)
     machine.opt.finish()
     machine.members.leave()
-    return (weight.detach() - before).mean().item()
-
-
-def test_an_optimizer_that_goes_on_by_itself_counts_samples(store):
-    for moved in ranks.run_ranks(_counts, 2, store.port, timeout=90):
-        assert moved == pytest.approx((3 * -1 + 1) / 4, abs=1e-5)
+    assert (weight.detach() - before).mean().item() == pytest.approx((3 * -1 + 1) / 4, abs=1e-5)

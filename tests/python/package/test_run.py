@@ -48,6 +48,7 @@ logging.basicConfig(level=logging.INFO, format="script: %(message)s")
 logging.info("configured")
 dist.new_group(backend="gloo")
 dist.destroy_process_group()
+sys.exit(3)
 """
 
 
@@ -81,11 +82,11 @@ def test_the_console_script_and_the_version(tmp_path):
     assert code == 0 and text.startswith("usage: lowcomm ")
 
 
-def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
+def test_logging_and_the_exit_code_are_the_scripts(tmp_path):
     script = tmp_path / "logs.py"
     script.write_text(_LOGS)
     code, _, text = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=240, cwd=tmp_path)
-    assert code == 0, text
+    assert code == 3, text
     before, configured, after = text.partition("script: configured\n")
     assert configured, text
     assert before.count("lowcomm group") == before.count("INFO:torch_lowcomm:lowcomm group") == 1, text

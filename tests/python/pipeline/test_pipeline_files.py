@@ -149,7 +149,13 @@ def _open_when_free(folder):
             time.sleep(0.05)
 
 
-def _killed(r, victim):
+def _kills(victim):
+    return pytest.mark.on(3, alike=True, timeout=120, allow_exit={victim: -signal.SIGKILL})
+
+
+@pytest.mark.later
+@pytest.mark.parametrize("victim", [pytest.param(v, marks=_kills(v)) for v in (0, 1)])
+def test_a_killed_rank_is_replaced_with_its_files(r, victim):
     """The victim is killed among the messages of its second step; rank 2 takes its place, with its files."""
     me = victim if r.rank == 2 else r.rank
     folder = r.path(f"cache{me}")
@@ -189,11 +195,3 @@ def _killed(r, victim):
     assert set(versions) <= {1, 2, 3} and stats["first"] + stats["seen"] >= case.ROWS
     dist.destroy_process_group()
     return versions
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_is_replaced_with_its_files(victim):
-    ended = ranks.run_ranks(_killed, 3, victim, timeout=120, allow_exit={victim: -signal.SIGKILL})
-    assert ended[victim] is None
-    assert ended[1 - victim] == ended[2]

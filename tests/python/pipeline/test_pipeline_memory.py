@@ -23,14 +23,16 @@ def _resident():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
-def _steps(r, where, steps):
-    r.init("lowcomm")
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["ram", "files"])
+@pytest.mark.on("pair", group={}, timeout=180 * max(1, STEPS / 1000))
+def test_nothing_grows_with_the_steps(r, where):
     cache = lc.pipeline.Cache(**({"folder": Path(r.folder) / f"slots{r.rank}"} if where == "files" else {}))
     coded = {"forward": "gauss4", "backward": "gauss4", "cache": cache}
     schedule, _ = case.build(r.rank, r.size, "1F1B", micro=MICRO, **coded)
     x, y = (torch.stack(part) for part in zip(*case.data(), strict=True))
     before = 0
-    for step in range(steps):
+    for step in range(STEPS):
         at = step * ROWS % case.SAMPLES
         after = (step + 1) * ROWS % case.SAMPLES
         lc.pipeline.step(
@@ -40,16 +42,9 @@ def _steps(r, where, steps):
             samples=range(at, at + ROWS),
             next_samples=range(after, after + ROWS),
         )
-        if step == steps // 3:
+        if step == STEPS // 3:
             before = _resident()
     grown = _resident() - before
     assert cache.bytes == case.SAMPLES * 3 * case.WIDTH * 2
-    assert grown < MOST, f"{grown} bytes in {steps - steps // 3} steps"
-    return grown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["ram", "files"])
-def test_nothing_grows_with_the_steps(pair, where):
-    grown = pair(_steps, where, STEPS, timeout=180 * max(1, STEPS / 1000))
-    print(f"{where}: grown by {grown} bytes in {STEPS - STEPS // 3} steps")
+    print(f"{where}: rank {r.rank} grown by {grown} bytes in {STEPS - STEPS // 3} steps")
+    assert grown < MOST

@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-import ranks
 import stages_case as case
 import torch
 import torch.distributed as dist
@@ -58,8 +57,9 @@ def _expect_equal_caches(r, cache):
         assert sent == received
 
 
-def _recovers(r, name):
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
+@pytest.mark.on("pair", "quad", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
+def test_all_stages_go_on_in_the_same_group(r):
+    name = {2: "GPipe", 4: "1F1B"}[r.size]
     cache = lc.pipeline.Cache()
     schedule, (stage,) = case.build(r.rank, r.size, name, cache=cache, **case.CODED)
     spoiler = stage.submod = _Spoiler(stage.submod)
@@ -98,14 +98,6 @@ def _recovers(r, name):
         assert not getattr(stage._messages, side), "after a step nothing is under way"
 
 
-def test_two_stages_go_on_in_the_same_group(pair):
-    pair(_recovers, "GPipe")
-
-
-def test_four_stages_go_on_in_the_same_group(quad):
-    quad(_recovers, "1F1B")
-
-
 @pytest.mark.on("pair", group={"timeout_s": 300})
 def test_stages_that_share_a_rank_go_on(r):
     """Stages that share a rank fail together."""
@@ -127,7 +119,11 @@ def test_stages_that_share_a_rank_go_on(r):
         assert len(rows[sender][boundary, True]) == case.ROWS
 
 
-def _stopped(r, victim):
+@pytest.mark.later
+@pytest.mark.parametrize(
+    "victim", [pytest.param(v, marks=pytest.mark.on(3, timeout=120, kill_last=[v])) for v in (0, 1)]
+)
+def test_a_stopped_rank_is_named_at_the_deadline(r, victim):
     """The victim stops in the middle of a step: the other hears of it at the deadline, and goes on with rank 2 in its place."""
     cache = lc.pipeline.Cache()
     me = victim if r.rank == 2 else r.rank
@@ -156,14 +152,6 @@ def _stopped(r, victim):
     rows = case.equal_rows(cache.slots.rows(0, me == 0))
     assert [row[2] for row in rows] == [1] * case.ROWS, "what one side alone remembered is a first visit"
     dist.destroy_process_group()
-    return "went on"
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_is_named_at_the_deadline(victim):
-    ended = ranks.run_ranks(_stopped, 3, victim, timeout=120, kill_last=[victim])
-    assert ended == ["went on" if rank != victim else None for rank in range(3)]
 
 
 @pytest.mark.later

@@ -16,8 +16,14 @@ def _exact_gradients(count, x, y, dtype):
     return {i: [p.grad for p in stage.parameters()] for i, stage in enumerate(model)}
 
 
-def _exact(r, name, dtype):
-    r.init("lowcomm")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [pytest.param(*p.values, torch.float32, marks=p.marks) for p in case.NAMES]
+    + [("1F1B", torch.bfloat16), ("1F1B", torch.float16)],
+    ids=str,
+)
+@pytest.mark.on("pair", group={})
+def test_exact_stages_have_the_whole_models_gradients(r, name, dtype):
     schedule, stages = case.build(r.rank, r.size, name, micro=case.MICRO, dtype=dtype)
     x, y = (part.to(dtype) for part in case.batch())
     want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, dtype)
@@ -38,16 +44,6 @@ def _exact(r, name, dtype):
         assert figures["calls"] == figures["exact_calls"] == 2 * case.MICRO
         assert figures["wire_bytes"] > figures["raw_bytes"] > 0
         assert figures["samples"] is None
-
-
-@pytest.mark.parametrize("name", case.NAMES)
-def test_exact_stages_have_the_whole_models_gradients(pair, name):
-    pair(_exact, name, torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_exact_stages_of_half_precision(pair, dtype):
-    pair(_exact, "1F1B", dtype)
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
@@ -71,9 +67,23 @@ def test_exact_stages_have_the_bits_of_torchs(r, name):
         assert torch.equal(mine, torchs)
 
 
-def _cached(r, name, dtype=torch.float32):
-    """Three epochs; afterwards both sides of each boundary remember the same."""
-    r.init("lowcomm")
+PAIR = pytest.mark.on("pair", group={})
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(
+            pytest.param(*p.values, torch.float32, marks=[*p.marks, PAIR, pytest.mark.later])
+            for p in case.NAMES
+            if p.values[0] in ("Interleaved1F1B", *case.V_SHAPED)
+        ),
+        *(pytest.param("1F1B", dtype, marks=PAIR) for dtype in (torch.float16, torch.bfloat16)),
+        pytest.param("1F1B", torch.float32, marks=pytest.mark.on("quad", group={})),
+    ],
+    ids=str,
+)
+def test_both_sides_remember_the_same_after_three_epochs(r, name, dtype):
     cache = lc.pipeline.Cache()
     schedule, stages = case.build(
         r.rank, r.size, name, cache=cache, dtype=dtype, first_visit="minmax8:bucket=128", **case.CODED
@@ -96,21 +106,6 @@ def _cached(r, name, dtype=torch.float32):
         assert all(row[2] == 3 for row in both[boundary, True]), "three visits"
     local = sum(len(rows) for rows in sides.values()) * 3 * case.WIDTH * 2
     assert cache.bytes == local
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("name", [p for p in case.NAMES if p.values[0] in ("Interleaved1F1B", *case.V_SHAPED)])
-def test_both_sides_remember_the_same_after_three_epochs(pair, name):
-    pair(_cached, name)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_both_sides_remember_the_same_of_half_precision(pair, dtype):
-    pair(_cached, "1F1B", dtype)
-
-
-def test_four_stages_in_four_processes(quad):
-    quad(_cached, "1F1B")
 
 
 @pytest.mark.on("pair", group={})

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import torch_lowcomm as lc
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WARM = 5
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
@@ -93,20 +92,18 @@ def test_warm_up_is_adamw(r):
     assert _same_on_all_ranks(list(model.parameters()))
 
 
-def _learns(r, optimizer_of, steps):
-    """A byte GPT on real text: (mean loss of all ranks' last ten steps, this rank's parameters)."""
-    sys.path.insert(0, str(EXAMPLES))
+def _learns(r, optimizer_of):
+    """A byte GPT on real text: the mean loss of all ranks' last ten steps."""
+    sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
     import data
     import model as gpt
 
-    sys.path.remove(str(EXAMPLES))
-    r.init()
     torch.manual_seed(0)
     model = gpt.GPT(gpt.Config(width=48, layers=2, heads=2, context=32))
     corpus = data.load(None, context=32)
     optimizer = optimizer_of(model)
     losses = []
-    for step in range(steps):
+    for step in range(80):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 20)
         x, y = corpus.batch(8, 32, seed=0, step=step, rank=r.rank)
@@ -124,18 +121,11 @@ def _learns(r, optimizer_of, steps):
     return mean.item()
 
 
-def _exact(model):
-    return torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-
-def _quantized(model):
-    return lc.QuantizedAdam(model.parameters(), lr=3e-3, warmup_steps=20)
-
-
 @pytest.mark.later
-def test_learns_as_exact_adam_does(pair):
-    exact = pair(_learns, _exact, 80, timeout=180)[0]
-    quantized = pair(_learns, _quantized, 80, timeout=180)[0]
+@pytest.mark.on("pair", group={}, timeout=300)
+def test_learns_as_exact_adam_does(r):
+    exact = _learns(r, lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3))
+    quantized = _learns(r, lambda model: lc.QuantizedAdam(model.parameters(), lr=3e-3, warmup_steps=20))
     assert exact < 3 and quantized / exact < 1.03, (exact, quantized)
 
 
@@ -301,22 +291,17 @@ def test_ddp_around_the_parameters_is_refused(r):
     optimizer.step()
 
 
-def _outgrown(r, factor):
+@pytest.mark.on("pair", group={})
+def test_gradients_that_outgrow_the_warm_up_are_warned_of_once(r):
     """Gradients that are larger behind the warm-up than in it: the denominators stay as they were."""
-    r.init()
-    model, optimizer = _fresh()
-    with kept_log() as lines:
-        for step in range(WARM + 3):
-            x, y = ddp_model.batch(r.rank, step)
-            loss = (model(x, spare=True) - y).square().mean()
-            (loss * (factor if step >= WARM else 1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return [line for line in lines if "its gradients are" in line]
-
-
-def test_gradients_that_outgrow_the_warm_up_are_warned_of_once(pair):
-    for lines in pair(_outgrown, 30):
-        (line,) = lines
-        assert "times as large as in the warm-up of 5 steps" in line and "Take more warmup_steps" in line
-    assert pair(_outgrown, 1) == [[], []]
+    for factor in (1, 30):
+        model, optimizer = _fresh()
+        with kept_log() as lines:
+            for step in range(WARM + 3):
+                loss = ddp_model.loss_of(model, r.rank, step, spare=True)
+                (loss * (factor if step >= WARM else 1)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        said = [line for line in lines if "its gradients are" in line]
+        assert len(said) == (factor > 1)
+    assert "times as large as in the warm-up of 5 steps" in said[0] and "Take more warmup_steps" in said[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from seed_replay_core import Machine, end_together, expect_alike, machines_by_iteration, machines_of
+from seed_replay_core import Machine, end_together, machines_by_iteration, machines_of
 
 DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
@@ -196,9 +196,9 @@ def _harassed(r, port, rounds, snapshot_every):
 @pytest.mark.parametrize("snapshot_every", [0, 8])
 def test_machines_stopped_at_random_end_alike(store, snapshot_every):
     ends = ranks.run_ranks(_harassed, 4, store.port, 8, snapshot_every, timeout=DEADLINE_S)[:3]
-    expect_alike([end[:2] for end in ends])
+    ranks.expect_alike([end[:2] for end in ends])
     if snapshot_every == 0:
-        expect_alike(ends)
+        ranks.expect_alike(ends)
         there = machines_by_iteration(ends[0][2])
         assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
 

@@ -1,7 +1,6 @@
 """lc.SeedReplay in a static group: every rank a machine, one all_gather an iteration, the same bits everywhere."""
 
 import pytest
-import ranks
 import seed_replay_model
 import torch
 import torch.distributed as dist
@@ -11,13 +10,13 @@ from torch_lowcomm import _C
 SIZE, SAMPLES, ITERATIONS = 4, 3, 6
 
 
-def _run(r, options):
+def _run(r, **options):
     r.init()
     options = {"samples": SAMPLES, "weight_decay": 0.0 if "base" in options else 0.01, "check_every": 2, **options}
     model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, **options)
     for t in range(ITERATIONS):
         optimizer.step(lambda sample, t=t: seed_replay_model.loss(model, 100 * t + SAMPLES * r.rank + sample))
-    return optimizer.core.checksum(), optimizer.core.log, optimizer.stats()
+    return optimizer
 
 
 @pytest.mark.later
@@ -26,21 +25,22 @@ def _run(r, options):
     [{}, {"noise": "gaussian", "codec": "log9"}, {"perturb": "in-place"}, {"pool": 16, "base": "int8"}],
     ids=str,
 )
-def test_all_ranks_end_with_the_same_bits(options):
-    results = ranks.run_ranks(_run, SIZE, options)
-    assert len({(checksum, log) for checksum, log, _ in results}) == 1
+@pytest.mark.on(SIZE, alike=True)
+def test_all_ranks_end_with_the_same_bits(r, options):
+    optimizer = _run(r, **options)
+    stats = optimizer.stats()
     if options.get("codec") != "log9":  # a byte a gradient, to every other machine
-        payload = sum(stats["payload_bytes"] for _, _, stats in results)
-        assert payload == ITERATIONS * SAMPLES * SIZE * (SIZE - 1)
-    for _, _, stats in results:
-        assert stats["machines"] == SIZE and stats["gradients"] == ITERATIONS * SAMPLES * SIZE
-        assert stats["evaluations"] >= 2 * ITERATIONS * SAMPLES
+        assert stats["payload_bytes"] == ITERATIONS * SAMPLES * (SIZE - 1)
+    assert stats["machines"] == SIZE and stats["gradients"] == ITERATIONS * SAMPLES * SIZE
+    assert stats["evaluations"] >= 2 * ITERATIONS * SAMPLES
+    return optimizer.core.checksum(), optimizer.core.log
 
 
 @pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
-def test_four_ranks_equal_one_that_takes_all_samples(noise):
+@pytest.mark.on(SIZE)
+def test_four_ranks_equal_one_that_takes_all_samples(r, noise):
     """With equal ids: 4 ranks x n directions and 1 rank x 4n end with the same bits."""
-    spread = ranks.run_ranks(_run, SIZE, {"noise": noise})[0]
+    spread = _run(r, noise=noise).core
     _, optimizer = seed_replay_model.machine(samples=SAMPLES, weight_decay=0.01, noise=noise)
     core = optimizer.core
     for t in range(ITERATIONS):
@@ -54,7 +54,7 @@ def test_four_ranks_equal_one_that_takes_all_samples(noise):
                 estimates.append((losses[0] - losses[1]) / 2e-3)
             messages.append(core.message(machine, estimates))
         core.apply(core.record(messages, lr=1e-2, weight_decay=0.01))
-    assert core.log == spread[1] and core.checksum() == spread[0]
+    assert core.log == spread.log and core.checksum() == spread.checksum()
 
 
 def _at(core, machine, sample, factor, batch):

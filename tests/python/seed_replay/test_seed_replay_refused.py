@@ -4,7 +4,7 @@ import re
 
 import pytest
 import ranks
-from seed_replay_core import Machine, end_together, expect_alike, machines_by_iteration
+from seed_replay_core import Machine, end_together, machines_by_iteration
 
 DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
@@ -51,7 +51,7 @@ def _liar(r, port, how):
 def test_a_spoilt_message_is_named_and_void(store, how):
     said = []
     ends = ranks.run_ranks(_liar, 3, store.port, how, timeout=DEADLINE_S, outputs=said)
-    expect_alike([end[:3] for end in ends])
+    ranks.expect_alike([end[:3] for end in ends])
     assert len(machines_by_iteration(ends[0][2])[AT]) == 2
     assert [end[3] for end in ends[:2]] == [0, 0] and ends[2][3] >= 1
     assert re.search(f"iteration {AT}: dropped machine 'machine2': .*{SAYS[how]}", "".join(said[:2])), said

@@ -33,9 +33,27 @@ def _shifted(r, stage, x):
     return x[:, :-1] if r.rank == 1 else None
 
 
-def _wrong_ids(r, wrong, expected, steps):
+@pytest.mark.parametrize(
+    ("wrong", "expected", "steps"),
+    [
+        *(
+            pytest.param(*row, 0, marks=stages_case.TELLS_SHAPES)
+            for row in (
+                (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch"),
+                (_out_of_range, r"stage 1 of 2: ids: expected 0\.\.\.127, got"),
+                ("everywhere", r"stage 0 of 2: ids: expected 0\.\.\.127, got"),
+                (_shifted, r"stage 1 of 2: expected coefficients \[2, 9, rank\] for the ids, got \[2, 10, 8\]"),
+                (_rolled, "micro-batch 0: ids: expected the same as at the stage before"),
+            )
+        ),
+        (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch|ids: expected the same", 1),
+        (_shifted, "ids: expected the same as at the stage before|for the ids", 1),
+        (_rolled, "ids: expected the same as at the stage before", 1),
+    ],
+)
+@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's: nothing here is heard by a time-out
+def test_ids_that_will_not_do(r, wrong, expected, steps):
     """Both ranks hear the cause, at once, whether messages have been before or not, and nothing is trained."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", r.size, torch.float32)
     x, y = pipelines._batch()
     if wrong == "everywhere":
@@ -49,35 +67,6 @@ def _wrong_ids(r, wrong, expected, steps):
     said = f"{failure.value} {failure.value.__cause__}"  # torch's error has the module's as its cause
     assert re.search(expected, said), said
     assert all(torch.equal(a, b) for a, b in zip(weights, stage.submod.parameters(), strict=True))
-
-
-@stages_case.TELLS_SHAPES
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch"),
-        (_out_of_range, r"stage 1 of 2: ids: expected 0\.\.\.127, got"),
-        ("everywhere", r"stage 0 of 2: ids: expected 0\.\.\.127, got"),
-        (_shifted, r"stage 1 of 2: expected coefficients \[2, 9, rank\] for the ids, got \[2, 10, 8\]"),
-        (_rolled, "micro-batch 0: ids: expected the same as at the stage before"),
-    ],
-    ids=["missing", "out of range", "out of range everywhere", "shorter", "of another batch"],
-)
-def test_ids_that_will_not_do_in_the_first_step(pair, wrong, expected):
-    pair(_wrong_ids, wrong, expected, 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch|ids: expected the same"),
-        (_shifted, "ids: expected the same as at the stage before|for the ids"),
-        (_rolled, "ids: expected the same as at the stage before"),
-    ],
-    ids=["missing", "shorter", "of another batch"],
-)
-def test_ids_that_will_not_do_in_the_second_step(pair, wrong, expected):
-    pair(_wrong_ids, wrong, expected, 1)
 
 
 def _not_a_number(r, stage, x):

@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-import ranks
 import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
@@ -14,6 +13,8 @@ from diloco_model import differing
 from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
+
+EVERY, VICTIM = 2, 1
 
 
 def _die(*_, **__):
@@ -27,14 +28,13 @@ def _step(schedule, x, y):
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
 @pytest.mark.on(4, timeout=120, allow_exit={1: -signal.SIGKILL})
 def test_a_stage_that_is_killed_in_a_step_is_named(r, gradients):
-    victim = 1
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out
     schedule, (stage,) = pipelines.pipeline(r, "1F1B", 4, torch.float32)
     x, y = pipelines._batch()
     _step(schedule, x, y)
     before = [p.detach().clone() for p in stage.submod.parameters()]
-    if r.rank == victim:
-        block = stage.submod.get_submodule(f"blocks.{victim}")
+    if r.rank == VICTIM:
+        block = stage.submod.get_submodule(f"blocks.{VICTIM}")
         if gradients:
             block.register_full_backward_hook(_die)
         else:
@@ -44,15 +44,11 @@ def test_a_stage_that_is_killed_in_a_step_is_named(r, gradients):
         _step(schedule, x, y)  # a rank whose part is over hears of it in its next step
     assert all(torch.equal(a, b) for a, b in zip(before, stage.submod.parameters(), strict=True))
     text = str(failure.value)  # of those further off with the cause of the stage that heard first
-    assert text.startswith(f"stage {r.rank}: ") and f"rank {victim} (global {victim})" in text, text
+    assert text.startswith(f"stage {r.rank}: ") and f"rank {VICTIM} (global {VICTIM})" in text, text
     assert "boundary" in text, text
 
 
-EVERY = 2
-PHASES = {  # the phase, who is killed in it, and the versions that it may leave
-    "confirm, half said": (1, {0, 1}),
-    "commit": (1, {1}),
-}
+PHASES = {"confirm, half said": {0, 1}, "commit": {1}}  # in which it is killed, and the versions that it may leave
 
 
 class _Run:
@@ -113,11 +109,14 @@ def _spoil(subspace, phase):
         subspace._commit = _die
 
 
-def _killed_in_a_switch(r, phase, victim):
+@pytest.mark.later
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.on(4, timeout=180, allow_exit={VICTIM: -signal.SIGKILL})
+def test_a_stage_that_is_killed_in_a_switch(r, phase):
     """All survivors have one version; with a checkpoint and a new rank in the victim's place all go on to the bit."""
     if r.rank == 3:
         r.hear("survived")
-        run = _Run(r, victim).join("whole")
+        run = _Run(r, VICTIM).join("whole")
     else:
         run = _Run(r, r.rank).join("of reference")
         run.train(range(EVERY + 1))
@@ -125,17 +124,17 @@ def _killed_in_a_switch(r, phase, victim):
         run = _Run(r, r.rank).join("of the fault")
         run.train(range(EVERY - 1))
         run.save("before")
-        if r.rank == victim:
+        if r.rank == VICTIM:
             _spoil(run.subspace, phase)
         with contextlib.suppress(dist.DistBackendError):
             run.train(range(EVERY - 1, EVERY))
-            assert 1 in PHASES[phase][1], "a rank has changed that should not"
-        left = sorted({0, 1, 2} - {victim})
+            assert 1 in PHASES[phase], "a rank has changed that should not"
+        left = sorted({0, 1, 2} - {VICTIM})
         _begin(r, "survivors", 2, left.index(r.rank))
         version = run.subspace.resume()
         found = [None, None]
         dist.all_gather_object(found, (version, run.subspace.version, run.module.subspace_basis.checksum))
-        assert found[0] == found[1] and version in PHASES[phase][1], found
+        assert found[0] == found[1] and version in PHASES[phase], found
         assert max(run.optimizer.distances().values(), default=0) < 1e-12  # the last stage's block is free
         r.say("survived")
         run.join("whole")
@@ -146,12 +145,3 @@ def _killed_in_a_switch(r, phase, victim):
     for key, part in run.parts().items():
         assert not differing(part.state_dict(), run.saved("end")[key]), key
     dist.destroy_process_group()
-    return "went on"
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_stage_that_is_killed_in_a_switch(phase):
-    victim = PHASES[phase][0]
-    ended = ranks.run_ranks(_killed_in_a_switch, 4, phase, victim, timeout=180, allow_exit={victim: -signal.SIGKILL})
-    assert ended == ["went on" if rank != victim else None for rank in range(4)]

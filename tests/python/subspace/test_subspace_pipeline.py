@@ -51,10 +51,15 @@ def _whole(layers, dtype):
     return case.gradients(model)
 
 
-def _gradients(r, name, layers, dtype, bound):
-    r.init("lowcomm")
-    schedule, stages = pipeline(r, name, layers, dtype)
-    want = _whole(layers, dtype)
+@pytest.mark.parametrize(
+    ("name", "dtype", "bound"),
+    [pytest.param(*p.values, torch.float64, 1e-12, marks=p.marks) for p in stages_case.NAMES]
+    + [("1F1B", torch.float32, 1e-5)],
+)
+@pytest.mark.on("pair", group={})
+def test_every_schedule_has_one_models_gradients(r, name, dtype, bound):
+    schedule, stages = pipeline(r, name, 4, dtype)
+    want = _whole(4, dtype)
     x, y = _batch()
     first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
     for _ in range(2):
@@ -66,16 +71,6 @@ def _gradients(r, name, layers, dtype, bound):
             for parameter, gradient in case.gradients(stage.submod).items():
                 off = case.apart(gradient, want[parameter])
                 assert off < bound, (parameter, off)
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_four_processes_have_one_models_gradients(quad, dtype, bound):
-    quad(_gradients, "1F1B", 4, dtype, bound)
-
-
-@pytest.mark.parametrize("name", stages_case.NAMES)
-def test_every_schedule_has_one_models_gradients(pair, name):
-    pair(_gradients, name, 4, torch.float64, 1e-12)
 
 
 @pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])

@@ -1,4 +1,4 @@
-"""A router between ranks that resets the connections it forwards."""
+"""A router between ranks that resets the connections it forwards, or keeps what it has seen."""
 
 import select
 import socket
@@ -11,10 +11,13 @@ import torch.distributed as dist
 
 
 class ResetProxy:
-    """Forwards 127.0.0.1:`port` to another port, and resets every connection `every_s` seconds after it was made."""
+    """Forwards 127.0.0.1:`port` to another port, and resets every connection `every_s` seconds after it was made.
 
-    def __init__(self, to, every_s):
-        self._to, self._every_s = to, every_s
+    `seen` has the bytes of both directions, where there is a bytearray.
+    """
+
+    def __init__(self, to, every_s, seen=None):
+        self._to, self._every_s, self._seen = to, every_s, seen
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.resets = 0
@@ -50,6 +53,8 @@ class ResetProxy:
             got = one.recv(65536)
             if got:
                 other.sendall(got)
+                if self._seen is not None:
+                    self._seen += got
             return bool(got)
         except OSError:
             return False

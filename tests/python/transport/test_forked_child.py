@@ -7,7 +7,6 @@ import time
 import traceback
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -24,21 +23,16 @@ def _init(r, **options):
     dist.all_reduce(x)
 
 
-def _killed(r):
+@pytest.mark.on(2, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})
+def test_a_peer_learns_of_a_killed_rank_whose_child_lives(r):
     _init(r)
     if r.rank == 1:
         if os.fork() == 0:
             time.sleep(2 * DEADLINE_S)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(dist.DistBackendError) as caught:
+    with pytest.raises(dist.DistBackendError, match="the peer's process or group is gone"):
         dist.all_reduce(torch.ones(1000))
-    return str(caught.value)
-
-
-def test_a_peer_learns_of_a_killed_rank_whose_child_lives():
-    own, _ = ranks.run_ranks(_killed, 2, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
-    assert "the peer's process or group is gone" in own
 
 
 def _in_child(parent, peer, folder):

@@ -8,6 +8,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
 
@@ -26,13 +27,22 @@ def relay():
         assert process.wait(timeout=20) == 0
 
 
-def _meet(r, relay, secret, alone):
-    """`alone`: ranks that only dial; where there are two of them, at the relay."""
+@pytest.mark.parametrize(
+    ("alone", "secret"),
+    [
+        ((0,), ""),
+        pytest.param((0, 2), "", marks=pytest.mark.later),
+        pytest.param((0, 2), SECRET, marks=[pytest.mark.later, needs_tls]),
+    ],
+)
+@pytest.mark.on(3, timeout=DEADLINE_S)
+def test_ranks_that_only_dial(r, relay, alone, secret):
+    """Two of them meet at the relay; one reaches all others without it."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
     if r.rank in alone:
         os.environ["LOWCOMM_DIAL_ONLY"] = "1"
-        if relay:
+        if len(alone) > 1:
             os.environ["LOWCOMM_RELAY"] = relay
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym8", min_bytes=0))
     ones = torch.ones(ELEMENTS)
@@ -47,16 +57,6 @@ def _meet(r, relay, secret, alone):
         assert bool(one["cipher"]) == bool(secret)
     dist.barrier()  # nobody leaves before all have looked
     dist.destroy_process_group()
-
-
-@pytest.mark.later
-@pytest.mark.parametrize("secret", ["", "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyz"])
-def test_two_ranks_that_only_dial_meet_at_a_relay(relay, secret):
-    ranks.run_ranks(_meet, 3, relay, secret, (0, 2), timeout=DEADLINE_S)
-
-
-def test_a_rank_that_only_dials_reaches_all_others():
-    ranks.run_ranks(_meet, 3, "", "", (0,), timeout=DEADLINE_S)
 
 
 @pytest.mark.on(2, timeout=DEADLINE_S)

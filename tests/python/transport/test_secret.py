@@ -3,19 +3,19 @@
 import base64
 import hashlib
 import hmac
+import math
 import os
-import socket
 import stat
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from reset_proxy import ResetProxy
 from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
@@ -59,7 +59,15 @@ def _results(r, n=70_001):
     return found
 
 
-def _equal(r, policy, connections):
+@pytest.mark.parametrize(
+    ("policy", "connections"),
+    [
+        pytest.param(POLICY, 1, marks=pytest.mark.on(2, timeout=DEADLINE_S)),
+        pytest.param("", 2, marks=pytest.mark.on(2, timeout=DEADLINE_S)),
+        pytest.param(POLICY, 2, marks=pytest.mark.on(4, timeout=DEADLINE_S)),
+    ],
+)
+def test_the_bits_are_those_without_a_secret(r, policy, connections):
     found = []
     for secret in (None, SECRET):
         if secret:
@@ -71,47 +79,16 @@ def _equal(r, policy, connections):
         assert torch.equal(tensor, found[1][op]), op
 
 
-@pytest.mark.parametrize(("size", "policy", "connections"), [(2, POLICY, 1), (2, "", 2), (4, POLICY, 2)])
-def test_the_bits_are_those_without_a_secret(size, policy, connections):
-    ranks.run_ranks(_equal, size, policy, connections, timeout=DEADLINE_S)
-
-
-class Tap:
-    """Forwards 127.0.0.1:`port` to another port, and keeps what it has seen."""
-
-    def __init__(self, to):
-        self._to, self.seen = to, bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            outside, _ = self._listener.accept()
-            inside = socket.create_connection(("127.0.0.1", self._to))
-            for one, other in ((outside, inside), (inside, outside)):
-                threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
-
-    def _forward(self, one, other):
-        try:
-            while got := one.recv(1 << 16):
-                self.seen += got
-                other.sendall(got)
-        except OSError:
-            pass
-        other.close()
-
-
 @pytest.mark.parametrize("secret", [None, SECRET])
 @pytest.mark.on(2, timeout=DEADLINE_S)
 def test_who_listens_sees_elements_only_without_a_secret(r, secret):
     """Rank 0 is reached through a tap only, which sees the elements without a secret, and none with one."""
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
-    tap = None
+    seen, tap = bytearray(), None
     if r.rank == 0:
         port = ranks.free_port()
-        tap = Tap(port)
+        tap = ResetProxy(port, every_s=math.inf, seen=seen)
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{tap.port}"
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=fp16", **OPTIONS))
@@ -122,56 +99,25 @@ def test_who_listens_sees_elements_only_without_a_secret(r, secret):
     dist.destroy_process_group()
     if tap:
         ones = torch.ones(500, dtype=torch.float16).numpy().tobytes()
-        assert len(tap.seen) > 20_000
-        assert (ones in tap.seen) == (secret is None)
-        assert (b"lowcom1" in tap.seen) == (secret is None)
-        assert SECRET.encode() not in tap.seen
-        assert (b"lowtls1" in tap.seen) == (secret is not None)
+        assert len(seen) > 20_000
+        assert (ones in seen) == (secret is None)
+        assert (b"lowcom1" in seen) == (secret is None)
+        assert SECRET.encode() not in seen
+        assert (b"lowtls1" in seen) == (secret is not None)
+        tap.close()
 
 
 # ---- secrets that are wrong ----
 
 
-def _wrong(r, variable, texts, patterns):
-    """Each rank has its own text, or none; each has its own pattern of error, at once."""
-    if texts[r.rank] is not None:
-        os.environ[variable] = texts[r.rank]
-    with pytest.raises((ValueError, dist.DistBackendError), match=patterns[r.rank]):
+@pytest.mark.on(3, timeout=DEADLINE_S)
+def test_another_secret_is_named_on_all(r):
+    """At once. What else is refused, of the variable and of the file, tests/cpp/transport/secret_test.cpp has."""
+    os.environ["LOWCOMM_SECRET"] = OTHER if r.rank == 2 else SECRET
+    who = "[01]" if r.rank == 2 else "2"
+    what = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
+    with pytest.raises(dist.DistBackendError, match=f"rank {who}: {what}"):
         r.init("lowcomm", timeout_s=20, pg_options=lc.Options(**OPTIONS))
-
-
-ANOTHER = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
-SHORT = "LOWCOMM_SECRET: expected 32 random bytes as text .* got 11 characters"
-WRONG = {  # a text and an error for each rank
-    "another": [(SECRET, f"rank 2: {ANOTHER}"), (SECRET, f"rank 2: {ANOTHER}"), (OTHER, f"rank [01]: {ANOTHER}")],
-    "none": [
-        (SECRET, "making a group: secret differs: rank 0 has 'yes', rank 1 has 'no'"),
-        (None, "making a group: secret differs: rank 1 has 'no', rank 0 has 'yes'"),
-    ],
-    "short": [("hello world", SHORT)] * 2,
-    "one is short": [(SECRET, SHORT), ("hello world", SHORT)],
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_secret_is_named_on_all(what):
-    texts, patterns = zip(*WRONG[what], strict=True)
-    ranks.run_ranks(_wrong, len(texts), "LOWCOMM_SECRET", texts, patterns, timeout=DEADLINE_S)
-
-
-def test_a_file_is_refused_by_name(tmp_path):
-    good, read_by_others, short = (str(tmp_path / name) for name in ("good", "read_by_others", "short"))
-    for path, text, mode in ((good, SECRET, 0o600), (read_by_others, SECRET, 0o644), (short, "short", 0o600)):
-        with open(path, "w") as file:
-            file.write(text + "\n")
-        os.chmod(path, mode)
-    for wrong, what in (
-        (read_by_others, "LOWCOMM_SECRET_FILE: '.*': expected a file that its owner alone may read .* got mode 0644"),
-        (short, "LOWCOMM_SECRET_FILE: expected 32 random bytes as text"),
-        (str(tmp_path / "missing"), "LOWCOMM_SECRET_FILE: '.*missing': expected a file, got: No such file"),
-        ("~/a/missing", "LOWCOMM_SECRET_FILE: '/.*a/missing': expected a file, got: No such file"),
-    ):
-        ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET_FILE", [good, wrong], [what, what], timeout=DEADLINE_S)
 
 
 @pytest.mark.on(2, timeout=DEADLINE_S)

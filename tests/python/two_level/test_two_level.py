@@ -47,6 +47,13 @@ def all_reduced(codec, everybody, shape, average):
     return out
 
 
+def expect_sum(r, two, n, shape=(2, 2)):
+    everybody = [values(torch.float32, n, q) for q in range(r.size)]
+    t = everybody[r.rank].clone()
+    two.all_reduce(t)
+    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, shape, False))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.on("quad")
 def test_all_reduce_is_the_exact_sum_inside_and_the_coded_one_between(r, shape):
@@ -213,10 +220,7 @@ def test_mistakes(r):
     ):
         with pytest.raises(error, match=words):
             call()
-    everybody = [values(torch.float32, n, q) for q in range(r.size)]
-    t = everybody[r.rank].clone()
-    two.all_reduce(t)
-    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
+    expect_sum(r, two, n)
 
 
 @pytest.mark.parametrize("odd", [(1,), (1, 3), (2, 3)])
@@ -261,10 +265,7 @@ def test_hosts_of_torchruns_environment(r, sizes, places, says):
                 lc.TwoLevel.from_environment()
             return
         two = lc.TwoLevel.from_environment(SPEC)
-    everybody = [values(torch.float32, 5001, q) for q in range(r.size)]
-    t = everybody[r.rank].clone()
-    two.all_reduce(t)
-    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (r.size // sizes[0], sizes[0]), False))
+    expect_sum(r, two, 5001, (r.size // sizes[0], sizes[0]))
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
@@ -280,11 +281,7 @@ def test_what_fails_inside_a_host_is_told_to_the_others(r, name):
             two.all_reduce(torch.ones(m))
         else:
             two.reduce_scatter(torch.ones(m // 4), torch.ones(m))
-    again = lc.TwoLevel(mesh_of((2, 2)), codec=SPEC, inside="ranks", between="hosts")
-    everybody = [values(torch.float32, n, q) for q in range(r.size)]
-    t = everybody[r.rank].clone()
-    again.all_reduce(t)
-    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
+    expect_sum(r, lc.TwoLevel(mesh_of((2, 2)), codec=SPEC, inside="ranks", between="hosts"), n)
 
 
 @pytest.mark.on(4, timeout=60, allow_exit={3: 7})

@@ -1,14 +1,17 @@
 """A rank that the page's reader plays, in a group with a rank of the library: both gather the same numbers."""
 
+import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
 from format_reader.by_page import TIMEOUT, ended, no_nccl, with_library
-from format_reader.conversation import Peer
+from format_reader.conversation import TAGS, Peer
 from format_reader.filling import Segment, cannot_be_cut, plan
+from format_reader.frame import read_frame, write_frame
 from format_reader.spec import IDS
 from torch.distributed import HashStore
 
@@ -68,6 +71,52 @@ def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
     assert mine.tobytes() == x.numpy().tobytes()
     for theirs in y.view(2, n).numpy():
         assert mine.tobytes() == theirs.tobytes()
+
+
+def flipped(frame, byte, mask=0x10):
+    return frame[:byte] + bytes([frame[byte] ^ mask]) + frame[byte + 1 :]
+
+
+def resealed(frame, **fields):
+    """With the CRC of what it holds: only what a field means can give it away."""
+    header, payload = read_frame(frame)
+    return write_frame(
+        replace(header, **{name: change(getattr(header, name)) for name, change in fields.items()}), payload
+    )
+
+
+CRC = r"crc32c: expected \d+, got \d+"
+# A change of the data frame, and the text of the error: the field, what was expected and what was got.
+SPOILT = {
+    "a bit of the payload": (lambda f: flipped(f, 64 + 777), CRC),
+    "the magic": (lambda f: flipped(f, 0), r"magic: expected \d+ \('LCMF'\), got \d+"),
+    "a huge size": (lambda f: flipped(f, 59, 0x7F), r"payload_bytes: expected at most \d+, got 21\d{8}"),
+    # The reader goes on with the former content of the receiver's buffer.
+    "cut in its payload": (lambda f: f[:-100], CRC),
+    "cut in its header": (lambda f: f[:30], rf"{CRC}|payload_bytes: expected at most"),
+    "an unknown codec": (lambda f: resealed(f, codec=lambda codec: codec | 128), "codec: expected a number of this"),
+    "more elements": (lambda f: resealed(f, elements=lambda n: n + 16), "elements: expected 20000, got 20016"),
+    "another op's": (lambda f: resealed(f, sequence=lambda n: n + 1), r"sequence: expected \d+, got \d+"),
+}
+
+
+@pytest.mark.parametrize("what", ["the description", *SPOILT])
+def test_nothing_of_a_spoilt_frame_is_used(what):
+    x, y = torch.randn(20_000), torch.full((40_000,), 7.0)
+    kept = x.clone()
+    text = "all_gather=minmax8:bucket=64"
+    thread, errors, peer, _ = with_library(text, lambda group, x: group._allgather_base(y, x).wait(), x)
+    change, said = SPOILT.get(what, (lambda f: flipped(f, 64), CRC))
+    for tag in (TAGS,) if what == "the description" else (TAGS, TAGS + 1):
+        frame = peer.bulk.receive(tag)
+        peer.bulk.send(tag, frame if tag == TAGS and what in SPOILT else change(frame))
+    thread.join(30)
+    (error,) = errors
+    assert isinstance(error, torch.distributed.DistBackendError)
+    for part in (said, "all_gather", "rank 0 ", "rank 1 ", "sequence", "group"):
+        assert re.search(part, str(error)), f"no {part!r} in: {error}"
+    assert (y[20_000:] == 7).all(), "a frame is checked before anything of it is used"
+    assert torch.equal(x, kept), "an op does not write to its input"
 
 
 def test_a_group_is_made_though_its_peer_has_left_it():
