@@ -69,14 +69,21 @@ inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}, c
   return {.listen = "127.0.0.1:0", .rate = rate, .secret = std::move(secret)};
 }
 
-// Ranks as threads, each with an endpoint of its own, as processes have.
-struct Ranks {
-  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {},
-                 const std::string& rate = "")
-      : transports(size) {
-    for (int rank = 0; rank < size; ++rank)
-      endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret, rate)));
-    each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
+// Ranks as threads, each with an endpoint of its own, as processes have; and what each one's connecting ended with:
+// "rank <its peer>: <why>", or nothing.
+struct UnlikeRanks {
+  explicit UnlikeRanks(const std::vector<tcp::EndpointOptions>& options, int connections = 1)
+      : transports(options.size()), errors(options.size()) {
+    for (const tcp::EndpointOptions& one : options)
+      endpoints.push_back(std::make_shared<tcp::Endpoint>(one));
+    each([&](int rank) {
+      try {
+        const int size = static_cast<int>(options.size());
+        transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]);
+      } catch (const TransportError& error) {
+        errors[rank] = "rank " + std::to_string(error.peer) + ": " + error.what();
+      }
+    });
   }
 
   template <class F>
@@ -88,11 +95,22 @@ struct Ranks {
       thread.join();
   }
 
-  Transport& operator[](int rank) { return *transports[rank]; }
-
   MapRendezvous rendezvous;
   std::vector<std::shared_ptr<tcp::Endpoint>> endpoints;
   std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> errors;
+};
+
+// Ranks that are alike, and connected.
+struct Ranks : UnlikeRanks {
+  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {},
+                 const std::string& rate = "")
+      : UnlikeRanks(std::vector<tcp::EndpointOptions>(size, onLoopback(secret, rate)), connections) {
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, "");
+  }
+
+  Transport& operator[](int rank) { return *transports[rank]; }
 };
 
 // A connection to it, of nobody's.
