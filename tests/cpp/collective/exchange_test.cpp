@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "collective/collectives.h"
 #include "collective/summer.h"
@@ -176,41 +175,27 @@ TEST(Exchange, TwoRanksThatCannotSend) {
 // Every rank gets a PeerRefusal with both values, from its own comparison or from an error frame of a rank that
 // compared, and the group goes on: no frame of what differed is left on the lane.
 TEST(Exchange, DifferencesAreNamedOnEveryRank) {
-  const Says usual;
-  Says reduce = usual;
-  reduce.op = "reduce_scatter";
   struct Case {
     Says usual, odd;
     std::vector<std::string> parts;
   };
-  std::vector<Case> cases(9, {usual, usual, {}});
-  cases[0].odd.op = "reduce_scatter";
-  cases[0].parts = {"op differs", "'all_gather'", "'reduce_scatter'"};
-  cases[1].odd.dtype = DType::int32;
-  cases[1].parts = {"dtype differs", "'float32'", "'int32'"};
-  cases[2].odd.n = 1001;
-  cases[2].parts = {"elements a rank differs", "'1000'", "'1001'"};
-  cases[3].odd.n = 500000;  // another number of rounds
-  cases[3].parts = {"elements a rank differs", "'1000'", "'500000'"};
-  cases[4].odd.codec = "minmax8";
-  cases[4].parts = {"codec differs", "'none'", "'minmax8:bucket=1024'"};
-  cases[5].odd.tensors = 2;
-  cases[5].parts = {"tensors differs", "'1'", "'2'"};
-  cases[6] = {reduce, reduce, {"reduce op differs", "'sum'", "'avg'"}};
-  cases[6].odd.reduction.average = true;
-  // Eight bytes on the wire, whatever they are to the caller.
-  Says bytes = usual;
-  bytes.n = 8;
-  bytes.dtype = DType::opaque;
-  for (Case* c : {&cases[7], &cases[8]})
-    c->usual = c->odd = bytes;
-  std::tie(cases[7].usual.type_name, cases[7].usual.type_elements) = std::pair("uint16", "4");
-  std::tie(cases[7].odd.type_name, cases[7].odd.type_elements) = std::pair("float8_e4m3fn", "8");
-  cases[7].parts = {"dtype differs", "'uint16'", "'float8_e4m3fn'"};
-  std::tie(cases[8].usual.type_name, cases[8].usual.type_elements) = std::pair("uint16", "4");
-  std::tie(cases[8].odd.type_name, cases[8].odd.type_elements) = std::pair("uint16", "5");
-  cases[8].odd.n = 10;
-  cases[8].parts = {"elements a rank differs", "'4'", "'5'"};
+  // Bytes on the wire, whatever they are to the caller.
+  const auto bytes = [](uint64_t n, const std::string& type, const std::string& elements) {
+    return Says{.n = n, .dtype = DType::opaque, .type_name = type, .type_elements = elements};
+  };
+  const Reduction average{ReduceKind::sum, true};
+  const std::vector<Case> cases = {
+      {{}, {.op = "reduce_scatter"}, {"op differs", "'all_gather'", "'reduce_scatter'"}},
+      {{}, {.dtype = DType::int32}, {"dtype differs", "'float32'", "'int32'"}},
+      {{}, {.n = 1001}, {"elements a rank differs", "'1000'", "'1001'"}},
+      {{}, {.n = 500000}, {"elements a rank differs", "'1000'", "'500000'"}},  // another number of rounds
+      {{}, {.codec = "minmax8"}, {"codec differs", "'none'", "'minmax8:bucket=1024'"}},
+      {{}, {.tensors = 2}, {"tensors differs", "'1'", "'2'"}},
+      {{.op = "reduce_scatter"},
+       {.op = "reduce_scatter", .reduction = average},
+       {"reduce op differs", "'sum'", "'avg'"}},
+      {bytes(8, "uint16", "4"), bytes(8, "float8_e4m3fn", "8"), {"dtype differs", "'uint16'", "'float8_e4m3fn'"}},
+      {bytes(8, "uint16", "4"), bytes(10, "uint16", "5"), {"elements a rank differs", "'4'", "'5'"}}};
   for (const Case& c : cases) {
     for (int size : {2, 4}) {
       for (int odd : {0, size - 1}) {
