@@ -77,6 +77,17 @@ inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag
   return posted.message;
 }
 
+inline std::shared_ptr<AnyRecv> receivingFromAny(Engine& engine, Tensor& into, uint32_t tag = 0) {
+  const auto recv = std::make_shared<AnyRecv>(engine.group(), tagged(tag).flow, [&engine, &into, tag](int peer) {
+    auto message = std::make_shared<P2pRecv>(engine.group(), peer, tagged(tag), into.plan(engine));
+    auto sink = makeSink(message->op, nullptr, {message->plan, into.data.data()});
+    return std::pair(std::move(message), std::move(sink));
+  });
+  const auto error = engine.runInline(recv->op, [&] { engine.messages().recvAny(recv); });
+  EXPECT_FALSE(error);
+  return recv;
+}
+
 inline Outcome finish(Engine& engine, const MessagePtr& message) {
   return Outcome(engine.runInline(message->op, [&] { engine.messages().finish(*message); }), message->op.counters);
 }

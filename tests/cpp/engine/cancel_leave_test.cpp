@@ -25,7 +25,7 @@ void keepDeadline(int, GroupConfig& config) {
 }
 
 // An op that one rank gives up while the other hears nothing.
-std::vector<Outcome> giveUpAlone(test::Ranks& ranks) {
+std::vector<Outcome> giveUpAlone(test::Ranks& ranks, const std::string& why) {
   std::vector<std::byte> room(100);
   std::vector<std::future<Outcome>> pending;
   pending.push_back(ranks.start(0, "one-sided", [&](int, OpContext& op) {
@@ -33,13 +33,13 @@ std::vector<Outcome> giveUpAlone(test::Ranks& ranks) {
     op.wait(*coming, 1, "waiting for what does not come");
   }));
   ranks.hub().stall(1);
-  EXPECT_TRUE(ranks.engine(0).cancel(1, "it is silent"));
+  EXPECT_TRUE(ranks.engine(0).cancel(1, why));
   return ranks.finish(std::move(pending));
 }
 
 TEST(CancelLeave, APeerThatIsSilentHoldsNobodyWhoLeaves) {
   test::Ranks ranks(2, keepDeadline);
-  const auto outcomes = giveUpAlone(ranks);
+  const auto outcomes = giveUpAlone(ranks, "it is silent");
   EXPECT_TRUE(outcomes[0].is<PeerRefusal>()) << outcomes[0].what();
   const auto before = Clock::now();
   ranks.engine(0).shutdown();
@@ -48,7 +48,7 @@ TEST(CancelLeave, APeerThatIsSilentHoldsNobodyWhoLeaves) {
 
 TEST(CancelLeave, NorAGroupThatIsOver) {
   test::Ranks ranks(2, keepDeadline);
-  giveUpAlone(ranks);
+  giveUpAlone(ranks, "it is silent");
   const auto before = Clock::now();
   std::vector<std::future<Outcome>> pending;
   pending.push_back(ranks.start(0, "the next", [](int, OpContext&) {}));
@@ -60,18 +60,11 @@ TEST(CancelLeave, NorAGroupThatIsOver) {
 
 // A reason is cut where a character ends, so that every rank can show it.
 TEST(CancelLeave, TheReasonIsWholeCharacters) {
-  test::Ranks ranks(2);
+  test::Ranks ranks(2, keepDeadline);
   std::string why;
   for (size_t i = 0; i < kMaxErrorText; ++i)
     why += "\u20ac";
-  std::vector<std::future<Outcome>> pending;
-  std::vector<std::byte> room(100);
-  pending.push_back(ranks.start(0, "one-sided", [&](int, OpContext& op) {
-    const auto coming = op.begin(1, [&] { return op.group.transport.irecv(Lane::bulk, 1, op.first_tag, room); });
-    op.wait(*coming, 1, "waiting for what does not come");
-  }));
-  EXPECT_TRUE(ranks.engine(0).cancel(1, why));
-  const std::string what = ranks.finish(std::move(pending))[0].what();
+  const std::string what = giveUpAlone(ranks, why)[0].what();
   const size_t characters = kMaxErrorText / 3;
   EXPECT_NE(what.find(": " + why.substr(0, 3 * characters) + " ["), std::string::npos) << what;
 }

@@ -157,15 +157,7 @@ TEST_P(CancelMessage, AReceiveFromAnyRank) {
   const Tensor tensor = Tensor::random(5000, 1, "none");
   Tensor got = tensor.empty();
   Engine& engine = group.engine(0);
-  const auto receiveAny = [&] {
-    const auto recv = std::make_shared<AnyRecv>(engine.group(), test::tagged(5).flow, [&](int peer) {
-      auto message = std::make_shared<P2pRecv>(engine.group(), peer, test::tagged(5), got.plan(engine));
-      auto sink = makeSink(message->op, nullptr, {message->plan, got.data.data()});
-      return std::pair(std::move(message), std::move(sink));
-    });
-    EXPECT_FALSE(engine.runInline(recv->op, [&] { engine.messages().recvAny(recv); }));
-    return recv;
-  };
+  const auto receiveAny = [&] { return receivingFromAny(engine, got, 5); };
   const auto wait = [&](const std::shared_ptr<AnyRecv>& recv, std::shared_ptr<P2pRecv>& message) {
     return Outcome(engine.runInline(recv->op, [&] { message = recv->wait(); }), {});
   };
