@@ -184,7 +184,8 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
   }
 }
 
-// Both ranks get both values, nothing of the message is taken, and their next messages go through.
+// Both ranks get both values, nothing of the message is taken, and their next messages go through. Other dtypes and
+// elements of one frame are tests/python/p2p/test_p2p_faults.py's.
 TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
   Ranks one(1);
   const uint64_t frame = Tensor::random(kElements, 1).plan(one.engine(0)).frames[0].elements;
@@ -199,15 +200,11 @@ TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
     return "codec differs: rank 0 has '" + sent + "', rank 1 has '" + expected + "'";
   };
   const std::vector<Case> cases = {
-      {Tensor::random(1000, 1), Tensor::random(999, 1), elements(1000, 999)},
       // Frame by frame the same, as far as both go.
       {Tensor::random(2 * frame, 1), Tensor::random(frame, 1), elements(2 * frame, frame)},
       {Tensor::random(frame, 1), Tensor::random(2 * frame, 1), elements(frame, 2 * frame)},
       {Tensor::random(20 * frame, 1), Tensor::random(1, 1), elements(20 * frame, 1)},
-      {Tensor::random(0, 1), Tensor::random(10, 1), elements(0, 10)},
       {Tensor::random(10, 1), Tensor::random(0, 1), elements(10, 0)},
-      {Tensor::random(100, 1, "sym4", DType::bfloat16), Tensor::random(100, 1, "sym4"),
-       "dtype differs: rank 0 has 'bfloat16', rank 1 has 'float32'"},
       {Tensor::random(100, 1, "sym8"), Tensor::random(100, 1, "sym4"), codec("sym8:bucket=1024", "sym4:bucket=1024")},
       {Tensor::random(100, 1, "sym4:bucket=64"), Tensor::random(100, 1, "sym4"),
        codec("sym4:bucket=64", "sym4:bucket=1024")},
