@@ -5,12 +5,12 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collective_cases.h"
 #include "messages/p2p.h"
 #include "ranks_on_threads.h"
+#include "side_by_side.h"
 
 namespace lowcomm::test {
 
@@ -99,11 +99,7 @@ inline void expectFinish(Engine& engine, const MessagePtr& message) {
 
 // Every rank's part on a thread of its own; what hangs is ended by its progress deadline.
 inline void together(Ranks& ranks, const std::function<void(int rank, Engine& engine)>& part) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    threads.emplace_back([&, rank] { part(rank, ranks.engine(rank)); });
-  for (auto& thread : threads)
-    thread.join();
+  sideBySide(ranks.size(), [&](int rank) { part(rank, ranks.engine(rank)); });
 }
 
 }  // namespace lowcomm::test

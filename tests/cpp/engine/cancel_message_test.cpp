@@ -235,40 +235,36 @@ TEST_P(CancelMessage, AtRandomMomentsEveryOtherMessageIsRight) {
     std::array<std::vector<bool>, 2> cancelled, right;       // by rank; its receives
     std::array<std::vector<std::string>, 2> sent, received;  // "": it is through
     std::array<unsigned, 2> seeds{static_cast<unsigned>(random()), static_cast<unsigned>(random())};
-    std::vector<std::thread> threads;
-    for (const int rank : {0, 1})
-      threads.emplace_back([&, rank] {
-        std::mt19937 draws(seeds[rank]);
-        Engine& engine = group.engine(rank);
-        const int peer = 1 - rank;
-        std::vector<Tensor> got;
-        for (const Message& message : of[peer])
-          got.push_back(message.tensor.empty());
-        std::vector<MessagePtr> sends(kMessages), receives(kMessages);
-        const bool sends_first = draws() % 2;
-        for (const bool send : {sends_first, !sends_first}) {
-          for (int i = 0; i < kMessages; ++i) {
-            if (send) {
-              sends[i] = sending(engine, of[rank][i].tensor, peer, of[rank][i].tag);
-            } else {
-              receives[i] = receiving(engine, got[i], peer, of[peer][i].tag);
-            }
+    sideBySide(2, [&](int rank) {
+      std::mt19937 draws(seeds[rank]);
+      Engine& engine = group.engine(rank);
+      const int peer = 1 - rank;
+      std::vector<Tensor> got;
+      for (const Message& message : of[peer])
+        got.push_back(message.tensor.empty());
+      std::vector<MessagePtr> sends(kMessages), receives(kMessages);
+      const bool sends_first = draws() % 2;
+      for (const bool send : {sends_first, !sends_first}) {
+        for (int i = 0; i < kMessages; ++i) {
+          if (send) {
+            sends[i] = sending(engine, of[rank][i].tensor, peer, of[rank][i].tag);
+          } else {
+            receives[i] = receiving(engine, got[i], peer, of[peer][i].tag);
           }
         }
-        std::this_thread::sleep_for(std::chrono::microseconds(draws() % 1500));
-        for (const auto& messages : {sends, receives}) {
-          for (const MessagePtr& message : messages)
-            cancelled[rank].push_back(draws() % 4 == 0 && engine.cancel(message, "at random"));
-        }
-        for (int i = 0; i < kMessages; ++i) {
-          const Outcome in = finish(engine, receives[i]), out = finish(engine, sends[i]);
-          received[rank].push_back(in.ok() ? "" : in.what());
-          sent[rank].push_back(out.ok() ? "" : out.what());
-          right[rank].push_back(got[i].data == of[peer][i].tensor.received());
-        }
-      });
-    for (std::thread& thread : threads)
-      thread.join();
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(draws() % 1500));
+      for (const auto& messages : {sends, receives}) {
+        for (const MessagePtr& message : messages)
+          cancelled[rank].push_back(draws() % 4 == 0 && engine.cancel(message, "at random"));
+      }
+      for (int i = 0; i < kMessages; ++i) {
+        const Outcome in = finish(engine, receives[i]), out = finish(engine, sends[i]);
+        received[rank].push_back(in.ok() ? "" : in.what());
+        sent[rank].push_back(out.ok() ? "" : out.what());
+        right[rank].push_back(got[i].data == of[peer][i].tensor.received());
+      }
+    });
     for (const int from : {0, 1}) {
       const int to = 1 - from;
       for (int i = 0; i < kMessages; ++i) {

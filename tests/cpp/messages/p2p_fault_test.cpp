@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/hashes.h"
 #include "p2p_cases.h"
+#include "side_by_side.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -67,25 +68,21 @@ TEST(P2pFault, SpoiltFramesAreNamed) {
       {0, field([](FrameHeader& h) { h.payload_bytes = 64; }), "payload_bytes: expected "},
   };
   // Side by side: most of a failed group's time is patience.
-  std::vector<std::thread> groups;
-  for (const Damage& damage : damages) {
-    groups.emplace_back([&damage] {
-      SCOPED_TRACE(damage.part);
-      Ranks ranks(2, [](int, GroupConfig& config) { config.epoch = 5; });
-      std::atomic<int> seen{0};
-      ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
-        if (lane == Lane::bulk && from == 0 && seen++ == damage.frame) damage.apply(bytes);
-      });
-      const Tensor sent = Tensor::random(kElements, 1);
-      Tensor got = sent.empty();
-      const auto waiting = receiving(ranks.engine(1), got, 0, 5);
-      const auto going = sending(ranks.engine(0), sent, 1, 5);
-      const Outcome failed = finish(ranks.engine(1), waiting);
-      expectNamed(ranks, failed, {damage.part});
+  sideBySide(damages.size(), [&](int i) {
+    const Damage& damage = damages[i];
+    SCOPED_TRACE(damage.part);
+    Ranks ranks(2, [](int, GroupConfig& config) { config.epoch = 5; });
+    std::atomic<int> seen{0};
+    ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
+      if (lane == Lane::bulk && from == 0 && seen++ == damage.frame) damage.apply(bytes);
     });
-  }
-  for (auto& group : groups)
-    group.join();
+    const Tensor sent = Tensor::random(kElements, 1);
+    Tensor got = sent.empty();
+    const auto waiting = receiving(ranks.engine(1), got, 0, 5);
+    const auto going = sending(ranks.engine(0), sent, 1, 5);
+    const Outcome failed = finish(ranks.engine(1), waiting);
+    expectNamed(ranks, failed, {damage.part});
+  });
 }
 
 // A peer played by hand sends frames of its choice.

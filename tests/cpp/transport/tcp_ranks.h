@@ -4,15 +4,16 @@
 #include <sys/socket.h>
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "side_by_side.h"
 #include "transport/tcp/tcp.h"
 #include "transport/transport_cases.h"
 
@@ -86,14 +87,7 @@ struct UnlikeRanks {
     });
   }
 
-  template <class F>
-  void each(F&& f) {
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < endpoints.size(); ++rank)
-      threads.emplace_back([&f, rank] { f(static_cast<int>(rank)); });
-    for (std::thread& thread : threads)
-      thread.join();
-  }
+  void each(const std::function<void(int rank)>& part) { test::sideBySide(endpoints.size(), part); }
 
   MapRendezvous rendezvous;
   std::vector<std::shared_ptr<tcp::Endpoint>> endpoints;

@@ -152,19 +152,14 @@ TEST(TcpReach, ARelayIsForItsGroupsOnly) {
   EndpointOptions dials_only = kDialsOnly;
   dials_only.relay = rank.addresses()[0];
   MapRendezvous rendezvous;
-  std::vector<std::thread> threads;
-  for (const int me : {0, 1}) {
-    threads.emplace_back([&, me] {
-      try {
-        connectTcp(rendezvous, me, 2, 1, milliseconds(800), std::make_shared<Endpoint>(dials_only));
-        ADD_FAILURE() << me;
-      } catch (const TransportError& error) {
-        EXPECT_EQ(error.kind, Kind::timed_out) << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  test::sideBySide(2, [&](int me) {
+    try {
+      connectTcp(rendezvous, me, 2, 1, milliseconds(800), std::make_shared<Endpoint>(dials_only));
+      ADD_FAILURE() << me;
+    } catch (const TransportError& error) {
+      EXPECT_EQ(error.kind, Kind::timed_out) << error.what();
+    }
+  });
   EXPECT_EQ(rank.relayed().second, 0u);
 }
 
