@@ -5,12 +5,12 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collective_cases.h"
 #include "messages/p2p.h"
 #include "ranks_on_threads.h"
+#include "side_by_side.h"
 
 namespace lowcomm::test {
 
@@ -77,6 +77,17 @@ inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag
   return posted.message;
 }
 
+inline std::shared_ptr<AnyRecv> receivingFromAny(Engine& engine, Tensor& into, uint32_t tag = 0) {
+  const auto recv = std::make_shared<AnyRecv>(engine.group(), tagged(tag).flow, [&engine, &into, tag](int peer) {
+    auto message = std::make_shared<P2pRecv>(engine.group(), peer, tagged(tag), into.plan(engine));
+    auto sink = makeSink(message->op, nullptr, {message->plan, into.data.data()});
+    return std::pair(std::move(message), std::move(sink));
+  });
+  const auto error = engine.runInline(recv->op, [&] { engine.messages().recvAny(recv); });
+  EXPECT_FALSE(error);
+  return recv;
+}
+
 inline Outcome finish(Engine& engine, const MessagePtr& message) {
   return Outcome(engine.runInline(message->op, [&] { engine.messages().finish(*message); }), message->op.counters);
 }
@@ -88,11 +99,7 @@ inline void expectFinish(Engine& engine, const MessagePtr& message) {
 
 // Every rank's part on a thread of its own; what hangs is ended by its progress deadline.
 inline void together(Ranks& ranks, const std::function<void(int rank, Engine& engine)>& part) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    threads.emplace_back([&, rank] { part(rank, ranks.engine(rank)); });
-  for (auto& thread : threads)
-    thread.join();
+  sideBySide(ranks.size(), [&](int rank) { part(rank, ranks.engine(rank)); });
 }
 
 }  // namespace lowcomm::test

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <random>
-#include <sstream>
 
 #include "base/narrow_float.h"
 #include "codec/level_table.h"
@@ -96,29 +94,6 @@ TEST(Codebook, GaussLevelsAreThoseOfLloydAndMax) {
       const double half = (double{std::nextafter(got, INFINITY)} - got) / 2;
       ASSERT_NEAR(got, expected[i], half + 1e-9) << bits << " " << i;
     }
-  }
-}
-
-TEST(Codebook, GaussLevelsAreThoseOfTheDocument) {
-  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT_CODECS.md");
-  std::string line;
-  while (std::getline(file, line) && line != "```gauss") {
-  }
-  int bits = 0;
-  std::vector<std::vector<float>> rows(9);
-  while (std::getline(file, line) && line != "```") {
-    std::istringstream words(line);
-    for (std::string word; words >> word;) {
-      if (word.back() == ':') {
-        bits = std::stoi(word);
-      } else {
-        rows.at(bits).push_back(std::stof(word));
-      }
-    }
-  }
-  for (bits = 1; bits <= 8; ++bits) {
-    const float* own = gaussCodebook(bits).level + (1 << (bits - 1));
-    EXPECT_EQ(rows[bits], std::vector<float>(own, own + (1 << (bits - 1)))) << bits;
   }
 }
 

@@ -12,22 +12,16 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::encoded;
 using test::normal;
 
 const std::shared_ptr<const Codec> kCodec = makeCodec(CodecSpec::parse(CodedResidual::kEightBits));
 
-Bytes whole(const std::vector<float>& x) {
-  Bytes codes(kCodec->encodedBytes(x.size(), DType::float32), std::byte{0xff});
-  kCodec->encode(codes, x.data(), DType::float32, 0, x.size(), {});
-  return codes;
-}
-
 TEST(CodedResidual, PartsAreThoseOfTheWhole) {
   for (const uint64_t n : {1, 511, 512, 513, 1024, 2048, 5000, 20000, 70001}) {
     const std::vector<float> before = normal(n, 1), after = normal(n, 2);
-    const Bytes kept = whole(before);
-    std::vector<float> decoded(n);
-    kCodec->decode(decoded.data(), DType::float32, kept, 0, n);
+    const Bytes kept = encoded(*kCodec, before);
+    const std::vector<float> decoded = test::decoded(*kCodec, kept, n);
     for (const uint64_t step : {uint64_t{512}, uint64_t{1536}, uint64_t{8192}, (n + 511) / 512 * 512}) {
       Bytes next(kept.size(), std::byte{0xee});
       const CodedResidual residual(*kCodec, n, kept, next);
@@ -42,15 +36,15 @@ TEST(CodedResidual, PartsAreThoseOfTheWhole) {
         residual.write(first, count, after.data() + first);
       }
       EXPECT_EQ(read, decoded) << n << " by " << step;
-      EXPECT_TRUE(next == whole(after)) << n << " by " << step;
-      EXPECT_TRUE(kept == whole(before));
+      EXPECT_TRUE(next == encoded(*kCodec, after)) << n << " by " << step;
+      EXPECT_TRUE(kept == encoded(*kCodec, before));
     }
   }
 }
 
 TEST(CodedResidual, ANaNIsRefused) {
   std::vector<float> x = normal(600, 3);
-  const Bytes kept = whole(x);
+  const Bytes kept = encoded(*kCodec, x);
   Bytes next = kept;
   x[550] = NAN;
   EXPECT_THROW(CodedResidual(*kCodec, 600, kept, next).write(0, 600, x.data()), NonFiniteError);

@@ -102,19 +102,6 @@ TEST(Fused, DeltaAndFeedbackAreWhatTheyFuse) {
   }
 }
 
-TEST(Fused, EveryPairOfTypes) {
-  for (const char* text : {"minmax4:bucket=512", "sym4:bucket=1024"}) {
-    FusedCodec fused(codecOf(text));
-    for (DType of_x : kTypes) {
-      for (DType of_state : kTypes) {
-        const Tensor x(normal(7777, 1), of_x), state(normal(7777, 2, 0.3f), of_state);
-        EXPECT_EQ(delta(fused, x, state, 0, 7777), deltaByHand(fused.codec(), x, state, 0));
-        EXPECT_EQ(feedback(fused, x, state, 0, 7777), feedbackByHand(fused.codec(), x, state, 0));
-      }
-    }
-  }
-}
-
 // The values sent and the values left add up to the original ones.
 TEST(Fused, FeedbackLosesNothing) {
   FusedCodec fused(codecOf("sym4:bucket=1024"));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,40 @@ inline const Texts kRotated = {"minmax4:rotate=1",
                                "gauss7:meta=fp32",
                                "gauss8:bucket=65536",
                                "gauss8:gain=1.25"};
+
+// Codecs of units, without their unit, and the units that laws are tested with.
+inline const Texts kUnitTexts = {"gauss2",
+                                 "gauss4",
+                                 "gauss8:bucket=1024,meta=fp32",
+                                 "minmax4:bucket=64",
+                                 "minmax8:bucket=128",
+                                 "minmax3",
+                                 "minmax4:bucket=512,meta=bf16,rotate=1",
+                                 "qsgd4:bucket=256",
+                                 "lattice4:bucket=64",
+                                 "sym4",
+                                 "sym2:bucket=64,range=l2",
+                                 "mid3:bucket=128,meta=bf16",
+                                 "sign1:bucket=64"};
+inline constexpr uint64_t kUnitSizes[] = {1, 3, 16, 17, 40, 64, 100, 300, 512, 576, 768, 896, 1000, 1024, 1600, 2100};
+
+inline std::string withUnit(const std::string& text, uint64_t unit) {
+  return withOption(text, "unit=" + std::to_string(unit));
+}
+
+// edgeSizes(), and those about rows and blocks.
+inline std::vector<size_t> manySizes(size_t bucket) {
+  std::vector<size_t> sizes = edgeSizes(bucket);
+  sizes.insert(sizes.end(), {2, 14, 31, 32, 520, 527, 528, 1023, 2047, 2048, 2049, 5000});
+  return sizes;
+}
+
+// Channels of very different sizes, as activations have them.
+inline std::vector<float> spread(std::vector<float> x, size_t channels) {
+  for (size_t e = 0; e < x.size(); ++e)
+    x[e] = x[e] * std::ldexp(1.0f, static_cast<int>(e % channels % 9) - 4) + static_cast<float>(e % channels % 3);
+  return x;
+}
 
 // A payload depends on the seed, stream and step of the draws and on the place of the elements, and on nothing else.
 inline void expectDrawsMatter(const GridCodec& c) {

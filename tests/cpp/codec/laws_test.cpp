@@ -48,20 +48,12 @@ std::vector<size_t> sizesOf(const CodecSpec& spec) {
     return sizes;
   }
   if (spec.unit) return {spec.unit, 2 * spec.unit, 7 * spec.unit, 33 * spec.unit};
-  std::vector<size_t> sizes = test::edgeSizes(spec.bucket ? spec.bucket : 512);
-  sizes.insert(sizes.end(), {2, 14, 31, 32, 520, 527, 528, 1023, 2047, 2048, 2049, 5000});
-  return sizes;
+  return test::manySizes(spec.bucket ? spec.bucket : 512);
 }
 
-// Channels of very different sizes, as activations have them.
 std::vector<float> elements(const CodecSpec& spec, size_t n) {
-  std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.25f);
-  if (spec.axis == Axis::flat) return x;
-  for (size_t e = 0; e < n; ++e) {
-    const size_t channel = e % spec.bucket;
-    x[e] = x[e] * std::ldexp(1.0f, static_cast<int>(channel % 9) - 4) + static_cast<float>(channel % 3);
-  }
-  return x;
+  const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.25f);
+  return spec.axis == Axis::flat ? x : test::spread(x, spec.bucket);
 }
 
 // A place from which the codec encodes.
@@ -78,12 +70,9 @@ Texts everyShape() {
     for (const char* text : {"minmax1:meta=bf16", "sym8:meta=bf16,range=l2", "mid3:range=l2", "sign1"})
       texts.push_back(test::withOption(text, options));
   }
-  for (uint64_t unit : {1, 3, 16, 17, 40, 64, 100, 300, 512, 576, 768, 896, 1000, 1024, 1600, 2100}) {
-    for (const char* text :
-         {"gauss2", "gauss4", "gauss8:bucket=1024,meta=fp32", "minmax4:bucket=64", "minmax8:bucket=128", "minmax3",
-          "minmax4:bucket=512,meta=bf16,rotate=1", "qsgd4:bucket=256", "lattice4:bucket=64", "sym4",
-          "sym2:bucket=64,range=l2", "mid3:bucket=128,meta=bf16", "sign1:bucket=64"})
-      texts.push_back(test::withOption(text, "unit=" + std::to_string(unit)));
+  for (uint64_t unit : kUnitSizes) {
+    for (const std::string& text : kUnitTexts)
+      texts.push_back(test::withUnit(text, unit));
   }
   return texts;
 }
@@ -201,7 +190,7 @@ TEST_P(Laws, NonFiniteIsRefusedWithItsPosition) {
 
 const float kBad[] = {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -3e38f};
 
-// By the format: NaN where the first number of the bucket stands, 0 for the other.
+// By the format: NaN where the first number of the bucket, or channel, stands, 0 for the other.
 void expectPoisonedScale(const CodecSpec& spec, const Bytes& payload, size_t bucket) {
   const size_t numbers = gridFamily(spec.id)->centred ? 1 : 2, bytes = spec.meta == Meta::bf16 ? 2 : 4;
   Bytes expected(numbers * bytes);
@@ -210,29 +199,35 @@ void expectPoisonedScale(const CodecSpec& spec, const Bytes& payload, size_t buc
   EXPECT_EQ(std::memcmp(payload.data() + bucket * expected.size(), expected.data(), expected.size()), 0) << spec.str();
 }
 
-// A bucket decodes to NaN and holds nothing but it; the others are as if it held zeros. A reader that expects none
-// refuses it.
+// A bucket, or a channel, decodes to NaN and holds nothing but it; the others are as if it held zeros. A reader that
+// expects none refuses it.
 TEST_P(Laws, PoisonSpoilsItsBucketAlone) {
-  for (const std::string& text : kFlat + kRotated) {
+  const Texts channels = {"minmax4:axis=channel,C=24", "qsgd3:axis=channel,C=24", "lattice4:axis=channel,C=24",
+                          "sym4:axis=channel,C=24", "sign1:axis=channel,C=24"};
+  for (const std::string& text : kFlat + kRotated + channels) {
     const auto plain = anyCodec(text), c = anyCodec(test::withOption(text, "nonfinite=poison"));
     const size_t bucket = c->spec().bucket;
     if (bucket > 4096) continue;
-    EXPECT_EQ(encoded(*plain, normal(5000, 1), kDraws), encoded(*c, normal(5000, 1), kDraws)) << text;
-    for (size_t n : {size_t{1}, size_t{17}, size_t{513}, 2 * bucket + 100}) {
-      for (size_t at : {size_t{0}, size_t{16}, bucket - 1, bucket, n - 1}) {
+    const bool flat = c->spec().axis == Axis::flat;
+    const auto bucketOf = [&](size_t e) { return flat ? e / bucket : e % bucket; };
+    for (size_t n :
+         flat ? std::vector<size_t>{1, 17, 513, 2 * bucket + 100} : std::vector<size_t>{bucket, 70 * bucket}) {
+      const std::vector<float> good = elements(c->spec(), n);
+      EXPECT_EQ(encoded(*plain, good, kDraws), encoded(*c, good, kDraws)) << text;
+      for (size_t at : {size_t{0}, size_t{16}, bucket - 1, bucket, size_t{777}, n - 1}) {
         if (at >= n) continue;
-        std::vector<float> x = normal(n, 2);
+        std::vector<float> x = good;
         x[at] = kBad[at % 6];
         const Bytes payload = encoded(*c, x, kDraws);
-        const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
-        std::fill(x.begin() + from, x.begin() + to, 0.0f);
+        for (size_t e = 0; e < n; ++e)
+          x[e] = bucketOf(e) == bucketOf(at) ? 0 : x[e];
         const std::vector<float> expected = decoded(*plain, encoded(*plain, x, kDraws), n);
         const std::vector<float> y = decoded(*c, payload, n);
         for (size_t i = 0; i < n; ++i) {
-          const bool poisoned = i >= from && i < to;
+          const bool poisoned = bucketOf(i) == bucketOf(at);
           ASSERT_EQ(floatBits(y[i]), poisoned ? kPoison : floatBits(expected[i])) << text << " " << i << " of " << n;
         }
-        expectPoisonedScale(c->spec(), payload, at / bucket);
+        expectPoisonedScale(c->spec(), payload, bucketOf(at));
         std::vector<float> sum(n, 1.0f);
         c->decodeAdd(sum.data(), DType::float32, payload, 0, n);
         EXPECT_TRUE(std::isnan(sum[at]));

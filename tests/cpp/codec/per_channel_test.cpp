@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/narrow_float.h"
-#include "codec/nonfinite.h"
+#include "codec/grid_laws.h"
 #include "grid_cases.h"
 
 namespace lowcomm {
@@ -24,14 +24,6 @@ class PerChannel : public test::EveryForm {
 
 INSTANTIATE_TEST_SUITE_P(Forms, PerChannel, testing::ValuesIn(test::allForms()), test::formName);
 
-// Channels of very different sizes, as activations have them.
-std::vector<float> activations(size_t rows, size_t channels, uint32_t seed) {
-  std::vector<float> x = normal(rows * channels, seed);
-  for (size_t e = 0; e < x.size(); ++e)
-    x[e] = x[e] * std::ldexp(1.0f, static_cast<int>(e % channels % 9) - 4) + static_cast<float>(e % channels % 3);
-  return x;
-}
-
 const size_t kChannels[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 48, 64, 100, 511, 512, 513, 1024};
 
 // With as many elements a channel as the smallest bucket has, a channel's scale and values are those of a bucket that
@@ -39,7 +31,7 @@ const size_t kChannels[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 48, 64, 100, 511, 512
 TEST_P(PerChannel, AChannelIsABucketOfItsElements) {
   const size_t rows = 64;
   for (size_t channels : kChannels) {
-    const std::vector<float> x = activations(rows, channels, 9);
+    const std::vector<float> x = test::spread(normal(rows * channels, 9), channels);
     std::vector<float> turned(x.size());
     for (size_t e = 0; e < x.size(); ++e)
       turned[e % channels * rows + e / channels] = x[e];
@@ -64,7 +56,7 @@ TEST_P(PerChannel, AChannelIsABucketOfItsElements) {
 // The shift of a channel is that of the bucket with its number; the byte of an element that of its place.
 TEST_P(PerChannel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
   const size_t channels = 16, rows = 64;
-  const std::vector<float> x = activations(rows, channels, 3);
+  const std::vector<float> x = test::spread(normal(rows * channels, 3), channels);
   std::vector<float> turned(x.size());
   for (size_t e = 0; e < x.size(); ++e)
     turned[e % channels * rows + e / channels] = x[e];
@@ -83,29 +75,6 @@ TEST_P(PerChannel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
   const auto by_channel = codec("qsgd4", channels), whole = test::codecOf("qsgd4:bucket=tensor", *GetParam());
   EXPECT_EQ(decoded(*by_channel, encoded(*by_channel, same, {1, 2, 3}), same.size()),
             decoded(*whole, encoded(*whole, same, {1, 2, 3}), same.size()));
-}
-
-TEST_P(PerChannel, PoisonSpoilsItsChannelAlone) {
-  const size_t channels = 24, rows = 70;
-  for (const char* name : {"minmax4", "qsgd3", "lattice4", "sym4", "sign1"}) {
-    for (float bad : {NAN, INFINITY, -INFINITY, 0x1p126f}) {
-      for (size_t at : {size_t{0}, size_t{23}, size_t{24}, size_t{777}, rows * channels - 1}) {
-        std::vector<float> x = activations(rows, channels, 2);
-        x[at] = bad;
-        std::vector<float> blank = x;
-        for (size_t e = at % channels; e < x.size(); e += channels)
-          blank[e] = 0;
-        const Draws draws{1, 2, 3};
-        const auto poison = codec(name, channels, ",nonfinite=poison");
-        const Bytes payload = encoded(*poison, x, draws);
-        const std::vector<float> y = decoded(*poison, payload, x.size());
-        const std::vector<float> others = decoded(*poison, encoded(*codec(name, channels), blank, draws), x.size());
-        for (size_t e = 0; e < x.size(); ++e)
-          ASSERT_EQ(floatBits(y[e]), e % channels == at % channels ? 0x7fc00000u : floatBits(others[e])) << name;
-        EXPECT_THROW(decoded(*codec(name, channels), payload, x.size()), WireError);
-      }
-    }
-  }
 }
 
 }  // namespace

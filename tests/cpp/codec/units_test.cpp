@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "codec/grid_laws.h"
 #include "codec/nonfinite.h"
 #include "grid_cases.h"
 
@@ -13,25 +14,7 @@ namespace {
 
 using namespace test;
 
-const std::string kTexts[] = {"gauss2",
-                              "gauss4",
-                              "gauss8:bucket=1024,meta=fp32",
-                              "minmax4:bucket=64",
-                              "minmax8:bucket=128",
-                              "minmax3",
-                              "minmax4:bucket=512,meta=bf16,rotate=1",
-                              "qsgd4:bucket=256",
-                              "lattice4:bucket=64",
-                              "sym4",
-                              "sym2:bucket=64,range=l2",
-                              "mid3:bucket=128,meta=bf16",
-                              "sign1:bucket=64"};
-const uint64_t kUnits[] = {1, 3, 16, 17, 40, 64, 100, 300, 512, 576, 768, 896, 1000, 1024, 1600, 2100};
 const Draws kDraws{7, 3, 2};
-
-std::string withUnit(const std::string& text, uint64_t unit) {
-  return text + (text.find(':') == std::string::npos ? ":" : ",") + "unit=" + std::to_string(unit);
-}
 
 class UnitCodecs : public test::EveryForm {};
 
@@ -39,8 +22,8 @@ INSTANTIATE_TEST_SUITE_P(Units, UnitCodecs, testing::ValuesIn(test::allForms()),
 
 TEST_P(UnitCodecs, NoUnitTellsOfAnother) {
   constexpr size_t kCount = 9, kOther = 4;
-  for (const std::string& text : kTexts) {
-    for (uint64_t unit : kUnits) {
+  for (const std::string& text : kUnitTexts) {
+    for (uint64_t unit : kUnitSizes) {
       const auto codec = codecOf(withUnit(text, unit), *GetParam());
       std::vector<float> x = normal(unit * kCount, 5);
       const std::vector<float> before = decoded(*codec, encoded(*codec, x, kDraws), x.size());
@@ -91,7 +74,7 @@ TEST_P(UnitCodecs, PartsAreTensors) {
 
 // The relative error stays that of the flat codec: buckets are shorter, rotations too.
 TEST_P(UnitCodecs, LoseNoMoreThanTheFlatCodec) {
-  for (const std::string& text : kTexts) {
+  for (const std::string& text : kUnitTexts) {
     for (uint64_t unit : {576, 896, 1600}) {
       const std::vector<float> x = normal(unit * 64, 4);
       const auto lossOf = [&](const Codec& codec) {

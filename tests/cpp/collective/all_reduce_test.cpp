@@ -16,6 +16,7 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::drawsOf;
 using test::floatsOf;
 using test::Ranks;
 
@@ -23,24 +24,16 @@ const Reduction kSum;
 const Reduction kAverage{ReduceKind::sum, true};
 const Reduction kScaledSum{ReduceKind::sum, false, 0.3, true};
 
-Draws drawsOf(int rank, uint32_t tensor = 0) {
-  return {5, streamOf(rank, tensor * 64), 6};
-}
-
 // Floats after a round trip through a codec.
-std::vector<float> decoded(const CodecSpec& spec, const float* x, uint64_t n, const Draws& draws) {
+std::vector<float> decoded(const CodecSpec& spec, const std::vector<float>& x, const Draws& draws) {
   const auto codec = makeCodec(spec);
-  Bytes payload(codec->encodedBytes(n, DType::float32));
-  std::vector<float> y(n);
-  codec->encode(payload, x, DType::float32, 0, n, draws);
-  codec->decode(y.data(), DType::float32, payload, 0, n);
-  return y;
+  return test::decoded(*codec, test::encoded(*codec, x, draws), x.size());
 }
 
 // The definition: a slice's contributions, all but its owner's decoded, summed in rank order in fp32, divided, and the
 // result coded once more; in the tensor's own type.
 Bytes byHand(const std::vector<Bytes>& inputs, const CodecSpec& codec, DType dtype, const Reduction& reduction,
-             uint32_t tensor = 0) {
+             uint32_t slot = 0) {
   const int size = static_cast<int>(inputs.size());
   const size_t item = itemBytes(dtype);
   Bytes out(inputs[0].size());
@@ -52,13 +45,13 @@ Bytes byHand(const std::vector<Bytes>& inputs, const CodecSpec& codec, DType dty
       Bytes x(inputs[rank].begin() + first * item, inputs[rank].begin() + (first + count) * item);
       if (reduction.premultiplied) scale(x.data(), x.data(), dtype, reduction.premultiply, count);
       std::vector<float> values = floatsOf(dtype, x);
-      if (rank != owner) values = decoded(codec, values.data(), count, drawsOf(rank, tensor).slot(owner));
+      if (rank != owner) values = decoded(codec, values, drawsOf(rank, slot).slot(owner));
       for (size_t i = 0; i < count; ++i)
         sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
     }
     for (float& s : sum)
       s = reduction.average ? s / static_cast<float>(size) : s;
-    const auto result = decoded(codec, sum.data(), count, drawsOf(owner, tensor).slot(owner).again());
+    const auto result = decoded(codec, sum, drawsOf(owner, slot).slot(owner).again());
     for (size_t i = 0; i < count; ++i)
       test::fromFloat(dtype, out.data() + (first + i) * item, result[i]);
   }
@@ -130,13 +123,13 @@ TEST(AllReduce, SeveralTensorsOfAnySizes) {
     for (size_t t = 0; t < cases.size(); ++t) {
       for (int rank = 0; rank < size; ++rank)
         tensors[t].push_back(test::randomTensor(DType::float32, cases[t].first, static_cast<uint32_t>(7 * rank + t)));
-      expected.push_back(byHand(tensors[t], CodecSpec::parse(cases[t].second), DType::float32, kSum, t));
+      expected.push_back(byHand(tensors[t], CodecSpec::parse(cases[t].second), DType::float32, kSum, 64 * t));
     }
     ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
       std::vector<AllReduceMessage> messages;
       for (size_t t = 0; t < cases.size(); ++t) {
         messages.push_back({cases[t].first, CodecSpec::parse(cases[t].second), DType::float32, tensors[t][rank].data(),
-                            drawsOf(rank, t)});
+                            drawsOf(rank, 64 * t)});
       }
       allReduce(op, messages, kSum);
     });

@@ -75,16 +75,14 @@ TEST(AllToAll, PairsThatDisagreeAreNamed) {
   Ranks ranks(3);
   std::vector<float> memory(5000);
   const auto outcomes = ranks.run("all_to_all", [&](int rank, OpContext& op) {
+    std::vector<std::vector<float>> outputs(3, std::vector<float>(1001));
     AllToAllMessage message;
     for (int peer = 0; peer < 3; ++peer) {
       message.sent.push_back(single(rank == 0 && peer == 2 ? 1001 : 1000, "minmax8"));
       message.got.push_back(single(1000, "minmax8"));
       message.inputs.push_back(memory.data());
-      message.outputs.push_back(std::vector<float>(1001).data());
+      message.outputs.push_back(outputs[peer].data());
     }
-    std::vector<std::vector<float>> outputs(3, std::vector<float>(1001));
-    for (int peer = 0; peer < 3; ++peer)
-      message.outputs[peer] = outputs[peer].data();
     allToAll(op, message);
   });
   for (int rank : {0, 2}) {

@@ -47,16 +47,8 @@ std::shared_ptr<const Codec> eightBits() {
   return codec;
 }
 
-std::vector<float> read(const Bytes& codes, uint64_t n) {
-  std::vector<float> x(n);
-  eightBits()->decode(x.data(), DType::float32, codes, 0, n);
-  return x;
-}
-
 Bytes kept(const std::vector<float>& x) {
-  Bytes codes(eightBits()->encodedBytes(x.size(), DType::float32));
-  eightBits()->encode(codes, x.data(), DType::float32, 0, x.size(), {});
-  return codes;
+  return test::encoded(*eightBits(), x);
 }
 
 // What the residual of such a tensor becomes.
@@ -125,7 +117,7 @@ Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool els
       tensor.first_owner = static_cast<uint32_t>(t);
       if (elsewhere && made) tensor.elsewhere.make = &makers[t];
       if (elsewhere && !made) tensor.elsewhere.from = differences[t].data();
-      if (residuals == Residuals::coded) wide[t] = read(codes[t], n);
+      if (residuals == Residuals::coded) wide[t] = test::decoded(*eightBits(), codes[t], n);
       if (residuals == Residuals::coded && elsewhere) {
         lent.push_back(std::make_unique<CodedResidual>(*eightBits(), n, codes[t], next[t]));
         tensor.elsewhere.coded = lent.back().get();

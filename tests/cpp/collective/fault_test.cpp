@@ -11,6 +11,7 @@
 #include "collective/message_summary.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
+#include "side_by_side.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -117,59 +118,44 @@ TEST(Fault, DamagedFramesAreNamedOnEveryRank) {
       {"description", 0, flip(70), "crc32c: expected"},
   };
   // Side by side: most of a failed group's time is patience.
-  std::vector<std::thread> groups;
-  for (const Damage& damage : damages)
-    groups.emplace_back([&] { expectNamed(damage); });
-  for (auto& group : groups)
-    group.join();
+  sideBySide(damages.size(), [&](int i) { expectNamed(damages[i]); });
 }
 
 TEST(Fault, NoDamageGoesUnnoticed) {
-  std::vector<std::thread> groups;
-  for (uint32_t seed = 0; seed < 12; ++seed) {
-    groups.emplace_back([seed] {
-      std::mt19937 generator(seed);
-      const int frame = static_cast<int>(generator() % 8), from = static_cast<int>(generator() % 3);
-      const int to = (from + 1 + static_cast<int>(generator() % 2)) % 3;
-      const uint32_t position = generator(), bit = generator() % 8;
-      Ranks ranks(3);
-      std::atomic<int> seen{0};
-      ranks.hub().tamper([&](int f, int t, Lane lane, std::span<std::byte> bytes) {
-        if (lane != Lane::bulk || f != from || t != to || seen++ != frame) return;
-        bytes[position % bytes.size()] ^= std::byte{1} << bit;
-      });
-      const auto outcomes = ranks.run("all_gather", gather);
-      EXPECT_TRUE(outcomes[to].is<PeerError>()) << "seed " << seed;
-      EXPECT_TRUE(holds(outcomes[to].what(), {"between rank " + std::to_string(to) + " and rank "})) << "seed " << seed;
+  sideBySide(12, [](int seed) {
+    std::mt19937 generator(seed);
+    const int frame = static_cast<int>(generator() % 8), from = static_cast<int>(generator() % 3);
+    const int to = (from + 1 + static_cast<int>(generator() % 2)) % 3;
+    const uint32_t position = generator(), bit = generator() % 8;
+    Ranks ranks(3);
+    std::atomic<int> seen{0};
+    ranks.hub().tamper([&](int f, int t, Lane lane, std::span<std::byte> bytes) {
+      if (lane != Lane::bulk || f != from || t != to || seen++ != frame) return;
+      bytes[position % bytes.size()] ^= std::byte{1} << bit;
     });
-  }
-  for (auto& group : groups)
-    group.join();
+    const auto outcomes = ranks.run("all_gather", gather);
+    EXPECT_TRUE(outcomes[to].is<PeerError>()) << "seed " << seed;
+    EXPECT_TRUE(holds(outcomes[to].what(), {"between rank " + std::to_string(to) + " and rank "})) << "seed " << seed;
+  });
 }
 
 TEST(Fault, KilledRankIsNamed) {
   // Side by side: most of a failed group's time is patience.
-  std::vector<std::thread> groups;
-  for (size_t round : {0, 5}) {
-    for (int size : {2, 4}) {
-      groups.emplace_back([round, size] {
-        Ranks ranks(size);
-        const auto outcomes = ranks.run("all_gather", [&](int rank, OpContext& op) {
-          exchange(op, [&](size_t at) {
-            if (rank == 1 && at == round) ranks.hub().kill(1);
-          });
-        });
-        for (int rank = 0; rank < size; ++rank) {
-          if (rank == 1) continue;
-          EXPECT_TRUE(outcomes[rank].is<PeerError>());
-          EXPECT_TRUE(
-              holds(outcomes[rank].what(), {"op all_gather", "sequence 1", "rank 1", "connection closed by peer"}));
-        }
+  sideBySide(4, [](int i) {
+    const size_t round = i / 2 * 5;
+    const int size = i % 2 ? 4 : 2;
+    Ranks ranks(size);
+    const auto outcomes = ranks.run("all_gather", [&](int rank, OpContext& op) {
+      exchange(op, [&](size_t at) {
+        if (rank == 1 && at == round) ranks.hub().kill(1);
       });
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      if (rank == 1) continue;
+      EXPECT_TRUE(outcomes[rank].is<PeerError>());
+      EXPECT_TRUE(holds(outcomes[rank].what(), {"op all_gather", "sequence 1", "rank 1", "connection closed by peer"}));
     }
-  }
-  for (auto& group : groups)
-    group.join();
+  });
 }
 
 TEST(Fault, StalledRankPastTheDeadlineIsNamed) {

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <utility>
 
 #include "collective/plan.h"
 #include "collective_cases.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
@@ -71,7 +73,8 @@ uint64_t largest(const Segment& segment, uint64_t itemsize, uint64_t left, uint6
 
 struct ExpectedFrame {
   uint64_t first = 0, elements = 0, bytes = 0;
-  std::vector<std::pair<size_t, uint64_t>> runs;  // segment, elements
+  // Segment, first element in it, elements; bytes of the payload before this frame and in it.
+  std::vector<std::array<uint64_t, 5>> runs;
 };
 
 std::vector<ExpectedFrame> filled(const Layout& layout, uint64_t itemsize, uint64_t chunk_bytes) {
@@ -93,13 +96,14 @@ std::vector<ExpectedFrame> filled(const Layout& layout, uint64_t itemsize, uint6
     const Segment& segment = layout.segments()[s];
     uint64_t left = segment.count;
     // Of a segment that cannot be cut, bytes are: its elements count where its last ones are.
-    for (uint64_t bytes = isUncut(segment.codec) ? bytesOf(segment, itemsize, left) : 0; bytes > 0;) {
+    const uint64_t whole = isUncut(segment.codec) ? bytesOf(segment, itemsize, left) : 0;
+    for (uint64_t bytes = whole; bytes > 0;) {
       const uint64_t part = open.bytes < c ? std::min(bytes, (c - open.bytes) / 64 * 64) : 0;
       if (part == 0) {
         close();
         continue;
       }
-      open.runs.emplace_back(s, segment.count);
+      open.runs.push_back({s, 0, segment.count, whole - bytes, part});
       open.bytes += part;
       bytes -= part;
       if (bytes == 0) open.elements += std::exchange(left, 0);
@@ -112,7 +116,7 @@ std::vector<ExpectedFrame> filled(const Layout& layout, uint64_t itemsize, uint6
         close();
         continue;
       }
-      open.runs.emplace_back(s, n);
+      open.runs.push_back({s, segment.count - left, n, 0, bytesOf(segment, itemsize, n)});
       open.elements += n;
       open.bytes += bytesOf(segment, itemsize, n);
       left -= n;
@@ -128,14 +132,23 @@ void expectSameFrames(const Layout& layout, DType dtype, size_t chunk_bytes) {
   const MessagePlan plan = planMessage(layout, dtype, chunk_bytes);
   const std::vector<ExpectedFrame> expected = filled(layout, itemBytes(dtype), chunk_bytes);
   ASSERT_EQ(plan.frames.size(), expected.size());
+  ASSERT_EQ(plan.rawBytes(), layout.elements() * itemBytes(dtype));
   for (size_t i = 0; i < expected.size(); ++i) {
     const Frame& frame = plan.frames[i];
     ASSERT_EQ(frame.first, expected[i].first) << "frame " << i;
     ASSERT_EQ(frame.elements, expected[i].elements) << "frame " << i;
     ASSERT_EQ(frame.payload_bytes, expected[i].bytes) << "frame " << i;
+    ASSERT_LE(kFrameHeaderBytes + frame.payload_bytes, frameCapacity(chunk_bytes)) << "frame " << i;
     ASSERT_EQ(frame.runs.size(), expected[i].runs.size()) << "frame " << i;
-    for (size_t r = 0; r < frame.runs.size(); ++r)
-      ASSERT_EQ(std::pair(size_t{frame.runs[r].segment}, frame.runs[r].count), expected[i].runs[r]) << "frame " << i;
+    for (size_t r = 0; r < frame.runs.size(); ++r) {
+      const Run& run = frame.runs[r];
+      const Segment& segment = layout.segments()[run.segment];
+      const std::array<uint64_t, 5> found = {run.segment, run.offset, run.count, run.part, run.bytes};
+      ASSERT_EQ(found, expected[i].runs[r]) << "frame " << i;
+      ASSERT_EQ(run.at, segment.first + run.offset);
+      ASSERT_TRUE(run.codec->spec() == segment.codec);
+      ASSERT_EQ(run.whole, run.codec->encodedBytes(run.count, dtype));
+    }
   }
 }
 

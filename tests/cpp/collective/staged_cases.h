@@ -29,16 +29,6 @@ inline Ranks::Job on(Staging staging, Op op) {
   };
 }
 
-inline void reduce(OpContext& op, DeviceCodec* device_codec, const std::vector<AllReduceMessage>& messages,
-                   const Reduction& reduction) {
-  allReduce(op, messages, reduction, device_codec);
-}
-
-inline void scatter(OpContext& op, DeviceCodec* device_codec, const std::vector<ScatterMessage>& messages,
-                    const Reduction& reduction) {
-  reduceScatter(op, messages, reduction, device_codec);
-}
-
 // Of x, to as many parts of y as it has room for.
 inline GatherMessage gatherOf(const std::vector<float>& x, std::vector<float>& y, const CodecSpec& codec,
                               DeviceCodec* device_codec) {

@@ -33,6 +33,16 @@ class Memory {
   std::list<std::vector<float>> all_;
 } memory;
 
+// Of x's parts, each as long as y.
+ScatterMessage scatterOf(const std::vector<float>& x, std::vector<float>& y, const CodecSpec& codec, int rank) {
+  ScatterMessage message{{Layout::single(y.size(), codec)}, DType::float32};
+  for (const float* part = x.data(); part < x.data() + x.size(); part += y.size())
+    message.inputs.push_back(part);
+  message.output = y.data();
+  message.draws = drawsOf(rank);
+  return message;
+}
+
 // The error of one op on every rank, in a separate group.
 std::vector<std::string> told(int size, const std::string& name, Staging staging, const Op& op) {
   Ranks ranks(size);
@@ -42,8 +52,8 @@ std::vector<std::string> told(int size, const std::string& name, Staging staging
   // The group goes on.
   ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, DeviceCodec* device_codec) {
                     auto& fine = memory.of(1000, 1);
-                    reduce(context, device_codec,
-                           {{1000, CodecSpec::parse("sym4"), DType::float32, fine.data(), drawsOf(rank)}}, kSum);
+                    allReduce(context, {{1000, CodecSpec::parse("sym4"), DType::float32, fine.data(), drawsOf(rank)}},
+                              kSum, device_codec);
                   }));
   return texts;
 }
@@ -60,7 +70,7 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
         texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto& x = memory.of(n, 1);
           if (rank == 1) x[at] = NAN;
-          reduce(op, device_codec, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+          allReduce(op, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum, device_codec);
         }));
         texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto &x = memory.of(n, 1), &y = memory.of(n * size);
@@ -72,14 +82,7 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
         texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto &x = memory.of(n * size, 1), &y = memory.of(n);
           if (rank == 1) x[(at < n / 2 ? 0 : at < n - 1 ? 1 : 2) * n + at] = NAN;
-          ScatterMessage message;
-          message.layouts = {test::single(n, codec)};
-          message.dtype = DType::float32;
-          for (int r = 0; r < size; ++r)
-            message.inputs.push_back(x.data() + r * n);
-          message.output = y.data();
-          message.draws = drawsOf(rank);
-          scatter(op, device_codec, {message}, kSum);
+          reduceScatter(op, {scatterOf(x, y, spec, rank)}, kSum, device_codec);
         }));
       }
       for (size_t i = 3; i < texts.size(); ++i)
@@ -98,7 +101,7 @@ TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
         texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto& x = memory.of(n, 1);
           x[at] = value;
-          reduce(op, device_codec, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+          allReduce(op, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum, device_codec);
         }));
       }
       EXPECT_TRUE(test::holds(texts[0][0], {"of the sum"})) << texts[0][0];
@@ -129,7 +132,7 @@ TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   const CodecSpec codec = CodecSpec::parse("minmax8:bucket=64");
   const Op all_reduce = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto& x = memory.of(n, 1);
-    reduce(op, device_codec, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+    allReduce(op, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum, device_codec);
   };
   const Op all_gather = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto &x = memory.of(n, 1), &y = memory.of(2 * n);
@@ -139,13 +142,7 @@ TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   };
   const Op reduce_scatter = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto &x = memory.of(2 * n, 1), &y = memory.of(n);
-    ScatterMessage message;
-    message.layouts = {Layout::single(n, codec)};
-    message.dtype = DType::float32;
-    message.inputs = {x.data(), x.data() + n};
-    message.output = y.data();
-    message.draws = drawsOf(rank);
-    scatter(op, device_codec, {message}, kSum);
+    reduceScatter(op, {scatterOf(x, y, codec, rank)}, kSum, device_codec);
   };
   for (int frame : {1, 3, 5}) {
     for (const auto& [name, op] :

@@ -1,8 +1,6 @@
-// Collectives whose elements are on a device: what it is told when, and what crosses.
+// Collectives whose elements are on a device: what crosses. The order of its work is device_codec_queue_test.cpp's.
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "collective/collectives.h"
@@ -13,37 +11,6 @@ namespace lowcomm {
 namespace {
 
 using namespace test;
-
-// The first order that starts with `text`, from `from` on.
-size_t find(const std::vector<std::string>& told, const std::string& text, size_t from = 0) {
-  for (size_t i = from; i < told.size(); ++i) {
-    if (told[i].starts_with(text)) return i;
-  }
-  ADD_FAILURE() << "no '" << text << "' after " << from;
-  return told.size();
-}
-
-TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
-  const uint64_t n = 5 * 16384 + 100;
-  auto device = std::make_shared<test::LateDevice>();
-  Ranks ranks(2);
-  ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
-    std::vector<float> x(n, 1.0f), y(2 * n);
-    const auto device_codec =
-        lateDeviceCodec(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
-    allGather(op, {test::gatherOf(x, y, CodecSpec::parse("bf16"), device_codec.get())});
-  });
-  // Kernel and copy of the next frame stand in the queue before anybody waits for this one's.
-  const auto& told = device->told;
-  const size_t first = find(told, "encode 0"), second = find(told, "encode " + std::to_string(32768));
-  const size_t copied = find(told, "copy", second), waited = find(told, "wait");
-  EXPECT_LT(first, second);
-  EXPECT_LT(second, copied);
-  EXPECT_LT(copied, waited);
-  const size_t third = find(told, "encode " + std::to_string(2 * 32768));
-  EXPECT_LT(waited, third);
-  EXPECT_LT(third, find(told, "wait", waited + 1));
-}
 
 // The payloads of a message, which is all that it has to copy.
 uint64_t codesOf(uint64_t n, const char* codec, size_t chunk_bytes) {

@@ -20,6 +20,14 @@ std::vector<Bytes> tensorsOf(int ranks, DType dtype, uint64_t n, uint32_t seed =
   return tensors;
 }
 
+// `run` leaves the same whoever stages.
+template <class Run>
+void expectHostsBits(const Run& run, const std::string& of) {
+  const std::vector<Bytes> host = run(kNobody);
+  EXPECT_TRUE(run(kAll) == host) << of << ", all stage";
+  EXPECT_TRUE(run(kEven) == host) << of << ", some stage";
+}
+
 TEST(Staged, AllReduceHasTheHostsBits) {
   for (const std::string& name : test::kCodecs) {
     if (name == "none") continue;
@@ -31,22 +39,16 @@ TEST(Staged, AllReduceHasTheHostsBits) {
           for (uint64_t any : {uint64_t{1}, uint64_t{700}, uint64_t{12 * 57344 + 13}}) {
             if (any > 1000 && (size != 3 || dtype == DType::float16 || reduction.average)) continue;
             const uint64_t n = test::wholeRows(any, name);
-            std::vector<std::vector<Bytes>> results;
-            for (Staging staging : {kNobody, kAll, kEven}) {
+            const auto run = [&](Staging staging) {
               std::vector<Bytes> tensors = tensorsOf(size, dtype, n);
               ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
-                                reduce(op, device_codec, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}},
-                                       reduction);
+                                allReduce(op, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}}, reduction,
+                                          device_codec);
                               }));
-              results.push_back(tensors);
-            }
-            for (size_t i = 1; i < results.size(); ++i) {
-              for (int rank = 0; rank < size; ++rank) {
-                ASSERT_TRUE(results[i][rank] == results[0][rank])
-                    << name << " " << dtypeName(dtype) << " " << reduction.name() << ", " << n << " elements, rank "
-                    << rank << " of " << size << (i == 1 ? ", all stage" : ", some stage");
-              }
-            }
+              return tensors;
+            };
+            expectHostsBits(run, name + " " + std::string(dtypeName(dtype)) + " " + reduction.name() + ", " +
+                                     std::to_string(n) + " elements, " + std::to_string(size) + " ranks");
           }
         }
       }
@@ -59,8 +61,7 @@ TEST(Staged, SeveralTensorsOfAnySizes) {
       {0, "sym4"}, {5, "qsgd8:bucket=64"}, {300000, "minmax4"}, {70000, "topk:keep=0.9"}, {100000, "sym4:bucket=128"}};
   for (int size : {2, 4}) {
     Ranks ranks(size);
-    std::vector<std::vector<Bytes>> results;
-    for (Staging staging : {kNobody, kAll, kEven}) {
+    const auto run = [&](Staging staging) {
       std::vector<Bytes> all;
       for (int rank = 0; rank < size; ++rank) {
         for (size_t t = 0; t < cases.size(); ++t)
@@ -73,12 +74,11 @@ TEST(Staged, SeveralTensorsOfAnySizes) {
                                               all[static_cast<size_t>(rank) * cases.size() + t].data(),
                                               drawsOf(rank, static_cast<uint32_t>(t * 16))});
                         }
-                        reduce(op, device_codec, messages, kSum);
+                        allReduce(op, messages, kSum, device_codec);
                       }));
-      results.push_back(all);
-    }
-    EXPECT_TRUE(results[1] == results[0]) << size;
-    EXPECT_TRUE(results[2] == results[0]) << size;
+      return all;
+    };
+    expectHostsBits(run, std::to_string(size));
   }
 }
 
@@ -133,8 +133,7 @@ TEST(Staged, RootedOnesHaveTheHostsBits) {
         const uint64_t n = test::wholeRows(any, name);
         const DType dtype = DType::bfloat16;
         const int root = size - 1;
-        std::vector<std::vector<Bytes>> results;
-        for (Staging staging : {kNobody, kAll, kEven}) {
+        const auto run = [&](Staging staging) {
           std::vector<Bytes> tensors = tensorsOf(size, dtype, n), gathered(size, Bytes(2 * n));
           const std::vector<Bytes> inputs = tensors;
           ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
@@ -150,10 +149,9 @@ TEST(Staged, RootedOnesHaveTheHostsBits) {
                             lowcomm::gather(op, {message}, root);
                           }));
           tensors.insert(tensors.end(), gathered.begin(), gathered.end());
-          results.push_back(tensors);
-        }
-        ASSERT_TRUE(results[1] == results[0]) << name << ", " << n;
-        ASSERT_TRUE(results[2] == results[0]) << name << ", " << n;
+          return tensors;
+        };
+        expectHostsBits(run, name + ", " + std::to_string(n));
       }
     }
   }
@@ -165,8 +163,7 @@ TEST(Staged, AllToAllHasTheHostsBits) {
       Ranks ranks(size);
       // From a to b.
       const auto count = [](int a, int b) { return static_cast<uint64_t>(a == 1 ? 0 : 90000 * b + 300 * a + 1); };
-      std::vector<std::vector<Bytes>> results;
-      for (Staging staging : {kNobody, kAll, kEven}) {
+      const auto run = [&](Staging staging) {
         std::vector<Bytes> inputs, outputs;
         for (int a = 0; a < size; ++a) {
           for (int b = 0; b < size; ++b) {
@@ -187,10 +184,9 @@ TEST(Staged, AllToAllHasTheHostsBits) {
                           message.device_codec = device_codec;
                           allToAll(op, message);
                         }));
-        results.push_back(outputs);
-      }
-      EXPECT_TRUE(results[1] == results[0]) << name << ", " << size;
-      EXPECT_TRUE(results[2] == results[0]) << name << ", " << size;
+        return outputs;
+      };
+      expectHostsBits(run, name + std::string(", ") + std::to_string(size));
     }
   }
 }

@@ -1,6 +1,5 @@
 // An outer loop when something is wrong: the fault is named, and nothing is half-applied.
 #include <atomic>
-#include <cmath>
 #include <future>
 #include <limits>
 #include <span>
@@ -16,48 +15,6 @@ void expectSame(const TensorMap& a, const TensorMap& b, const std::string& suffi
   for (const auto& [key, tensor] : a) {
     if (key.ends_with(suffix)) EXPECT_TRUE(at::equal(tensor, b.at(key))) << key;
   }
-}
-
-TEST(DiLoCoXFaults, RefusesOptions) {
-  const auto refusal = [](auto&& change) {
-    DiLoCoXOptions o = options(10, OuterMode::proceed);
-    change(o);
-    return thrownBy<ValueError>([&] { o.check(); });
-  };
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.sync_every = 0; }), {"sync_every", "1 or more", "got 0"}));
-  EXPECT_TRUE(
-      holds(refusal([](DiLoCoXOptions& o) { o.fragments = 11; }), {"fragments", "1...10 (sync_every)", "got 11"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.delay = 11; }), {"fragment_sync_delay", "1...10 (sync_every)"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.alpha = 0.5; }), {"fragment_update_alpha", "continue"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.momentum = 1; }), {"outer_momentum", "[0, 1)"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.rank = 4; }), {"codec", "with rank"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o = coded(o, "levels4:bucket=64"); }), {"codec", "level table"}));
-  EXPECT_TRUE(holds(thrownBy<ValueError>([] { outerMode("later"); }), {"mode", "sync, continue", "'later'"}));
-}
-
-TEST(DiLoCoXFaults, NamesWhatRanksHaveUnlike) {
-  const auto differing = [](auto&& change) {
-    Ranks ranks(2);
-    std::vector<std::string> errors(2);
-    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-      DiLoCoXOptions o = options(4, OuterMode::sync);
-      Trainee trainee(rank, kShapes);
-      if (rank == 1) change(o, trainee);
-      errors[rank] = thrownBy<std::exception>([&] { DiLoCoX(trainee.parameters, queue, o); });
-    });
-    return errors;
-  };
-  for (const std::string& error : differing([](DiLoCoXOptions& o, Trainee&) { o.sync_every = 5; }))
-    EXPECT_TRUE(holds(error, {"sync_every differs", "'4'", "'5'", "rank 0", "rank 1"}));
-  for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters.pop_back(); }))
-    EXPECT_TRUE(holds(error, {"parameters differs"}));
-  for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters[1].tensor.add_(1e-3); }))
-    EXPECT_TRUE(holds(error, {"parameters' values (seed alike or broadcast) differs"}));
-  const auto mistake = differing([](DiLoCoXOptions& o, Trainee&) { o.lr = -1; });
-  EXPECT_TRUE(holds(mistake[0], {"rank 1", "outer_lr"}));
-  EXPECT_TRUE(holds(mistake[1], {"outer_lr", "above 0"}));
 }
 
 TEST(DiLoCoXFaults, NotFiniteIsDroppedEverywhere) {

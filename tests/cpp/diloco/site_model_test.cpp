@@ -114,19 +114,6 @@ TEST(SiteModel, BringsEveryElementToItsStripeAndBack) {
   }
 }
 
-TEST(SiteModel, HasTheSamePiecesHoweverASiteHoldsThem) {
-  std::string expected;
-  for (const Layouts& layout : layouts()) {
-    Ranks ranks(static_cast<int>(layout.size()));
-    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-      const SiteModel model(layout[rank], {queue, std::vector<int>(layout.size(), 0), {2}}, 1, 0, true);
-      if (rank != 0) return;
-      if (expected.empty()) expected = model.text();
-      EXPECT_EQ(model.text(), expected);
-    });
-  }
-}
-
 TEST(SiteModel, PartsHaveTheirOwnNames) {
   Ranks ranks(3);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {

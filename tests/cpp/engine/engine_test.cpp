@@ -9,6 +9,7 @@
 
 #include "collective/collectives.h"
 #include "ranks_on_threads.h"
+#include "side_by_side.h"
 
 namespace lowcomm {
 namespace {
@@ -95,18 +96,13 @@ TEST(Engine, RunsOpsInOrderOfSubmission) {
 
 TEST(Engine, SubmitFromManyThreads) {
   Ranks ranks(1);
-  std::vector<std::thread> threads;
   std::vector<uint32_t> ran;
   std::atomic<uint64_t> given{0};
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 50; ++i)
-        given += ranks.engine(0).submit(
-            "op", [&](OpContext& op) { ran.push_back(op.sequence); }, [](std::exception_ptr, const OpCounters&) {});
-    });
-  }
-  for (auto& thread : threads)
-    thread.join();
+  test::sideBySide(8, [&](int) {
+    for (int i = 0; i < 50; ++i)
+      given += ranks.engine(0).submit(
+          "op", [&](OpContext& op) { ran.push_back(op.sequence); }, [](std::exception_ptr, const OpCounters&) {});
+  });
   ranks.engine(0).drain();
   EXPECT_EQ(given, 400u * 401 / 2);
   EXPECT_EQ(ran.size(), 400u);

@@ -58,40 +58,61 @@ std::vector<T> randomElements(size_t n, uint32_t seed) {
   return x;
 }
 
-template <class T>
-void expectReduces(DType dtype) {
-  EXPECT_EQ(accumulatorType(dtype), dtype);
+struct Half {
+  DType dtype;
+  float (*widen)(uint16_t);
+  uint16_t (*narrow)(float);
+};
+const Half kHalves[] = {{DType::float16, float16ToFloat, floatToFloat16},
+                        {DType::bfloat16, bfloat16ToFloat, floatToBfloat16}};
+
+// Elements of T, accumulated in A: rounded once, at the end.
+template <class T, class A>
+void expectReduces(DType dtype, A (*widen)(T), T (*narrow)(A)) {
   for (ReduceKind kind : kKinds) {
     if (!reduceSupports(dtype, kind)) continue;
     for (size_t n : kSizes) {
       SCOPED_TRACE(std::string(dtypeName(dtype)) + " " + reduceName(kind) + " " + std::to_string(n));
-      std::vector<T> acc(n), expected, out(n), averaged(n), last(n), last_averaged(n);
+      std::vector<A> acc(n), expected(n);
+      std::vector<T> x(n), out(n), averaged(n), last(n), last_averaged(n);
       for (int rank = 0; rank < kRanks; ++rank) {
-        const auto x = randomElements<T>(n, 10 + rank);
-        if (rank == 0) {
-          expected = x;
-          reduceAssign(acc.data(), x.data(), dtype, n);
-          continue;
+        const auto values = randomElements<A>(n, 10 + rank);
+        for (size_t i = 0; i < n; ++i) {
+          x[i] = narrow(values[i]);
+          expected[i] = rank == 0 ? widen(x[i]) : reference(kind, expected[i], widen(x[i]));
         }
-        for (size_t i = 0; i < n; ++i)
-          expected[i] = reference(kind, expected[i], x[i]);
         if (rank == kRanks - 1) {
           reduceLast(last.data(), acc.data(), x.data(), dtype, kind, n, 0);
           reduceLast(last_averaged.data(), acc.data(), x.data(), dtype, kind, n, kRanks);
         }
-        reduceInto(acc.data(), x.data(), dtype, kind, n);
+        rank == 0 ? reduceAssign(acc.data(), x.data(), dtype, n) : reduceInto(acc.data(), x.data(), dtype, kind, n);
       }
-      EXPECT_EQ(last, expected);
+      EXPECT_EQ(acc, expected);
       reduceFinish(out.data(), acc.data(), dtype, n, 0);
-      EXPECT_EQ(out, expected);
       reduceFinish(averaged.data(), acc.data(), dtype, n, kRanks);
-      for (size_t i = 0; i < n; ++i)
-        ASSERT_EQ(averaged[i], static_cast<T>(expected[i] / static_cast<T>(kRanks)));
+      for (size_t i = 0; i < n; ++i) {
+        ASSERT_EQ(out[i], narrow(expected[i]));
+        ASSERT_EQ(averaged[i], narrow(widen(out[i]) / static_cast<A>(kRanks)));
+      }
+      EXPECT_EQ(last, out);
       EXPECT_EQ(last_averaged, averaged);
-      reduceFinish(acc.data(), acc.data(), dtype, n, kRanks);  // in place
-      EXPECT_EQ(acc, averaged);
+      if constexpr (std::is_same_v<T, A>) {
+        reduceFinish(acc.data(), acc.data(), dtype, n, kRanks);  // in place
+        EXPECT_EQ(acc, averaged);
+      }
     }
   }
+}
+
+template <class T>
+T itself(T value) {
+  return value;
+}
+
+template <class T>
+void expectReduces(DType dtype) {
+  EXPECT_EQ(accumulatorType(dtype), dtype);
+  expectReduces<T, T>(dtype, itself, itself);
 }
 
 TEST(Reduce, EveryTypeAndKindAgainstAReference) {
@@ -103,52 +124,11 @@ TEST(Reduce, EveryTypeAndKindAgainstAReference) {
   expectReduces<int64_t>(DType::int64);
 }
 
-struct Half {
-  DType dtype;
-  float (*widen)(uint16_t);
-  uint16_t (*narrow)(float);
-};
-const Half kHalves[] = {{DType::float16, float16ToFloat, floatToFloat16},
-                        {DType::bfloat16, bfloat16ToFloat, floatToBfloat16}};
-
-// Rounded once, at the end: many small terms are not lost to a sum that has grown.
+// Many small terms are not lost to a sum that has grown.
 TEST(Reduce, HalvesAccumulateInFloat) {
   for (const Half& half : kHalves) {
     EXPECT_EQ(accumulatorType(half.dtype), DType::float32);
-    for (ReduceKind kind : {ReduceKind::sum, ReduceKind::product, ReduceKind::min, ReduceKind::max}) {
-      for (size_t n : kSizes) {
-        SCOPED_TRACE(std::string(dtypeName(half.dtype)) + " " + reduceName(kind) + " " + std::to_string(n));
-        std::vector<float> acc(n), expected(n);
-        std::vector<uint16_t> last(n), last_averaged(n);
-        for (int rank = 0; rank < kRanks; ++rank) {
-          std::vector<uint16_t> x(n);
-          const auto values = randomElements<float>(n, 10 + rank);
-          for (size_t i = 0; i < n; ++i) {
-            x[i] = half.narrow(values[i]);
-            expected[i] = rank == 0 ? half.widen(x[i]) : reference(kind, expected[i], half.widen(x[i]));
-          }
-          if (rank == kRanks - 1) {
-            reduceLast(last.data(), acc.data(), x.data(), half.dtype, kind, n, 0);
-            reduceLast(last_averaged.data(), acc.data(), x.data(), half.dtype, kind, n, kRanks);
-          }
-          if (rank == 0) {
-            reduceAssign(acc.data(), x.data(), half.dtype, n);
-          } else {
-            reduceInto(acc.data(), x.data(), half.dtype, kind, n);
-          }
-        }
-        EXPECT_EQ(acc, expected);
-        std::vector<uint16_t> out(n), averaged(n);
-        reduceFinish(out.data(), acc.data(), half.dtype, n, 0);
-        reduceFinish(averaged.data(), acc.data(), half.dtype, n, kRanks);
-        EXPECT_EQ(last, out);
-        EXPECT_EQ(last_averaged, averaged);
-        for (size_t i = 0; i < n; ++i) {
-          ASSERT_EQ(out[i], half.narrow(expected[i]));
-          ASSERT_EQ(averaged[i], half.narrow(half.widen(out[i]) / kRanks));
-        }
-      }
-    }
+    expectReduces(half.dtype, half.widen, half.narrow);
     const uint16_t one = half.narrow(1);
     float acc = 4096;  // where both formats have a gap wider than 1
     for (int i = 0; i < 64; ++i)

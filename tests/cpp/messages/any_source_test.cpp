@@ -19,17 +19,6 @@ using test::expectFinish;
 
 using AnyPtr = std::shared_ptr<AnyRecv>;
 
-AnyPtr receivingFromAny(Engine& engine, Tensor& into, uint32_t tag = 0) {
-  const auto recv = std::make_shared<AnyRecv>(engine.group(), test::tagged(tag).flow, [&engine, &into, tag](int peer) {
-    auto message = std::make_shared<P2pRecv>(engine.group(), peer, test::tagged(tag), into.plan(engine));
-    auto sink = makeSink(message->op, nullptr, {message->plan, into.data.data()});
-    return std::pair(std::move(message), std::move(sink));
-  });
-  const auto error = engine.runInline(recv->op, [&] { engine.messages().recvAny(recv); });
-  EXPECT_FALSE(error);
-  return recv;
-}
-
 // Returns the sender.
 int expectFinish(Engine& engine, const AnyPtr& recv) {
   std::shared_ptr<P2pRecv> message;

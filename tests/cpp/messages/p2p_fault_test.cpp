@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/hashes.h"
 #include "p2p_cases.h"
+#include "side_by_side.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -67,25 +68,21 @@ TEST(P2pFault, SpoiltFramesAreNamed) {
       {0, field([](FrameHeader& h) { h.payload_bytes = 64; }), "payload_bytes: expected "},
   };
   // Side by side: most of a failed group's time is patience.
-  std::vector<std::thread> groups;
-  for (const Damage& damage : damages) {
-    groups.emplace_back([&damage] {
-      SCOPED_TRACE(damage.part);
-      Ranks ranks(2, [](int, GroupConfig& config) { config.epoch = 5; });
-      std::atomic<int> seen{0};
-      ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
-        if (lane == Lane::bulk && from == 0 && seen++ == damage.frame) damage.apply(bytes);
-      });
-      const Tensor sent = Tensor::random(kElements, 1);
-      Tensor got = sent.empty();
-      const auto waiting = receiving(ranks.engine(1), got, 0, 5);
-      const auto going = sending(ranks.engine(0), sent, 1, 5);
-      const Outcome failed = finish(ranks.engine(1), waiting);
-      expectNamed(ranks, failed, {damage.part});
+  sideBySide(damages.size(), [&](int i) {
+    const Damage& damage = damages[i];
+    SCOPED_TRACE(damage.part);
+    Ranks ranks(2, [](int, GroupConfig& config) { config.epoch = 5; });
+    std::atomic<int> seen{0};
+    ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
+      if (lane == Lane::bulk && from == 0 && seen++ == damage.frame) damage.apply(bytes);
     });
-  }
-  for (auto& group : groups)
-    group.join();
+    const Tensor sent = Tensor::random(kElements, 1);
+    Tensor got = sent.empty();
+    const auto waiting = receiving(ranks.engine(1), got, 0, 5);
+    const auto going = sending(ranks.engine(0), sent, 1, 5);
+    const Outcome failed = finish(ranks.engine(1), waiting);
+    expectNamed(ranks, failed, {damage.part});
+  });
 }
 
 // A peer played by hand sends frames of its choice.
@@ -184,7 +181,8 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
   }
 }
 
-// Both ranks get both values, nothing of the message is taken, and their next messages go through.
+// Both ranks get both values, nothing of the message is taken, and their next messages go through. Other dtypes and
+// elements of one frame are tests/python/p2p/test_p2p_faults.py's.
 TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
   Ranks one(1);
   const uint64_t frame = Tensor::random(kElements, 1).plan(one.engine(0)).frames[0].elements;
@@ -199,15 +197,11 @@ TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
     return "codec differs: rank 0 has '" + sent + "', rank 1 has '" + expected + "'";
   };
   const std::vector<Case> cases = {
-      {Tensor::random(1000, 1), Tensor::random(999, 1), elements(1000, 999)},
       // Frame by frame the same, as far as both go.
       {Tensor::random(2 * frame, 1), Tensor::random(frame, 1), elements(2 * frame, frame)},
       {Tensor::random(frame, 1), Tensor::random(2 * frame, 1), elements(frame, 2 * frame)},
       {Tensor::random(20 * frame, 1), Tensor::random(1, 1), elements(20 * frame, 1)},
-      {Tensor::random(0, 1), Tensor::random(10, 1), elements(0, 10)},
       {Tensor::random(10, 1), Tensor::random(0, 1), elements(10, 0)},
-      {Tensor::random(100, 1, "sym4", DType::bfloat16), Tensor::random(100, 1, "sym4"),
-       "dtype differs: rank 0 has 'bfloat16', rank 1 has 'float32'"},
       {Tensor::random(100, 1, "sym8"), Tensor::random(100, 1, "sym4"), codec("sym8:bucket=1024", "sym4:bucket=1024")},
       {Tensor::random(100, 1, "sym4:bucket=64"), Tensor::random(100, 1, "sym4"),
        codec("sym4:bucket=64", "sym4:bucket=1024")},

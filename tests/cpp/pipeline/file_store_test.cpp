@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/hashes.h"
+#include "errors.h"
 
 namespace lowcomm {
 namespace {
@@ -35,14 +36,9 @@ struct SlotFile {
   std::unique_ptr<FileStore> open(const SlotFileHeader& header = kHeader) const {
     return std::make_unique<FileStore>(path, header);
   }
-  // The error of opening it, or "".
+  // The error of opening it.
   std::string refusal(const SlotFileHeader& header = kHeader) const {
-    try {
-      open(header);
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
+    return test::thrownBy([&] { open(header); });
   }
   std::string read() const {
     std::ifstream file(path, std::ios::binary);
@@ -149,7 +145,7 @@ TEST(FileStore, Golden) {
 TEST(FileStore, AnotherFileIsRefusedWithBothValues) {
   const SlotFile file("other");
   write(*file.open(), 1, 1);
-  EXPECT_EQ(file.refusal(), "");
+  EXPECT_EQ(file.refusal(), test::kNothing);
   const auto with = [](auto change) {
     SlotFileHeader header = kHeader;
     change(header);
@@ -162,7 +158,7 @@ TEST(FileStore, AnotherFileIsRefusedWithBothValues) {
   EXPECT_EQ(file.refusal(with([](auto& h) { h.format = "sym8"; })), name + "format: expected 'sym8', got 'float16'");
   EXPECT_EQ(file.refusal(with([](auto& h) { h.elements = 51; })), name + "elements: expected 51, got 50");
   EXPECT_EQ(file.refusal(with([](auto& h) { h.slot_bytes = 99; })), name + "bytes of a slot: expected 99, got 100");
-  EXPECT_NE(file.refusal(with([](auto& h) { h.run = "two\nlines"; })), "");
+  EXPECT_NE(file.refusal(with([](auto& h) { h.run = "two\nlines"; })), test::kNothing);
   EXPECT_EQ(file.refusal(with([](auto& h) { h.channels = 10; })), name + "channels: expected 10, got 5");
   EXPECT_EQ(FileStore::headerOf(file.path).elements, 50u);
   const std::string whole = file.read();
@@ -177,7 +173,7 @@ TEST(FileStore, AnotherFileIsRefusedWithBothValues) {
             name + "byte order: expected this machine's, got another one");
   EXPECT_EQ(refusalOf(12, "\x02"), name + "version: expected 1, got 2");
   EXPECT_NE(refusalOf(16, "\x33").find("(damaged)"), std::string::npos);
-  EXPECT_EQ(file.refusal(), "");
+  EXPECT_EQ(file.refusal(), test::kNothing);
   fs::resize_file(file.path, 1000);
   EXPECT_EQ(file.refusal(), name + "header: expected 4096 bytes, got 1000 (cut)");
   EXPECT_NE(SlotFile("no/such/folder").refusal().find("could not open"), std::string::npos);
@@ -188,7 +184,7 @@ TEST(FileStore, OneProcessAtATime) {
   const auto store = file.open();
   EXPECT_NE(file.refusal().find("which another cache has open"), std::string::npos);
   store->close();
-  EXPECT_EQ(file.refusal(), "");
+  EXPECT_EQ(file.refusal(), test::kNothing);
   EXPECT_THROW(store->version(1), ValueError);
 }
 

@@ -87,19 +87,6 @@ TEST(SampleChannel, MemoriesThatDifferAreNamedWithSampleAndVersions) {
   EXPECT_EQ(boundary.memories[0]->version(1), 1u);
 }
 
-// Memories of other types would drift apart.
-TEST(SampleChannel, MemoriesOfOtherTypesAreNamed) {
-  Ranks ranks(2);
-  Boundary boundary(ranks, codecsOf("sym4:bucket=64", ""));
-  boundary.channels[1] =
-      std::make_shared<BoundaryChannel>(std::make_shared<EngineQueue>(ranks.engine(1)), 0, 3,
-                                        ChannelOptions{DType::float32, codecsOf("sym4:bucket=64", ""), 7},
-                                        std::make_shared<SampleMemory>(SlotFormat(kSample, DType::float32)));
-  const auto result = boundary.move(ranks, activations(DType::float32, {1}, 0), {1});
-  for (const std::string& error : result.errors)
-    EXPECT_TRUE(holds(error, {"memory differs: rank 0 has 'float16', rank 1 has 'float32'"})) << error;
-}
-
 // A sample that two channels update at once is not committed twice.
 TEST(SampleChannel, ASampleThatWasUpdatedMeanwhileIsRefused) {
   SampleMemory memory(SlotFormat(4, DType::float32));

@@ -199,24 +199,6 @@ TEST(SeedReplay, WhatIsRefusedChangesNothing) {
                ValueError);  // another codec's length
 }
 
-TEST(SeedReplay, OptionsThatWillNotDo) {
-  EXPECT_THROW(SeedReplay({}, options(Noise::gaussian)), ValueError);
-  EXPECT_THROW(SeedReplay({{"d", at::zeros({2}, at::kDouble)}}, options(Noise::gaussian)), TypeError);
-  SeedReplayOptions o = options(Noise::gaussian);
-  o.codec = "sym4";
-  EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
-  o = options(Noise::rademacher);
-  o.base = "nf4";
-  EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
-  o.pool = 4;
-  o.base = "int3";
-  EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
-  o = options(Noise::gaussian);
-  o.base = "nf4";
-  o.pool = 4;
-  EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
-}
-
 TEST(SeedReplay, SignsAndOtherCodecsComeBack) {
   const std::vector<float> x = {0.0f, 1.5f, -3.25f, 1e-3f, -1e-3f};
   EXPECT_EQ(EstimateCodec("none").decode(EstimateCodec("none").encode(x), 5), x);

@@ -10,9 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/all_reduce.h"
 #include "collective/collectives.h"
-#include "collective/summer.h"
 #include "fake_device.h"
 #include "host_device_codec.h"
 #include "ranks_on_threads.h"
@@ -136,26 +134,6 @@ TEST_F(DeviceCodecQueueTest, ASlotIsUsedAgainAfterItsEvent) {
   const size_t before = told.size();
   held.reset();
   EXPECT_LT(find("record e6 on 0:7", before), find("synchronize e6", before));  // the end of the queue
-}
-
-// The result: the sums of two ranks, one of which has its tensor on the device.
-TEST_F(DeviceCodecQueueTest, AllReduceOfADeviceAndAHost) {
-  Ranks ranks(2);
-  const uint64_t n = 300001;
-  std::vector<std::vector<float>> x(2, std::vector<float>(n));
-  for (uint64_t i = 0; i < n; ++i) {
-    x[0][i] = static_cast<float>(i % 17) - 8;
-    x[1][i] = static_cast<float>(i % 5);
-  }
-  ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
-    const std::vector<AllReduceMessage> messages = {
-        {n, CodecSpec::parse("sym8:bucket=128"), DType::float32, x[rank].data(), {5, streamOf(rank, 0), 6}}};
-    if (rank == 1) return allReduce(op, messages, {});
-    const auto held = device_codec(0, op.group.chunk_bytes);
-    allReduce(op, messages, {}, held.get());
-  });
-  EXPECT_EQ(x[0], x[1]);
-  EXPECT_NEAR(x[0][16], 8 + 1, 0.2);
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <thread>
 #include <vector>
+
+#include "side_by_side.h"
 
 namespace lowcomm {
 namespace {
@@ -39,19 +40,14 @@ TEST(WarmMemory, IsBounded) {
 }
 
 TEST(WarmMemory, ServesThreads) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([t] {
-      for (int i = 0; i < 200; ++i) {
-        const auto block = warmMemory().allocate((1 + (t + i) % 3) * kMiB);
-        auto* bytes = static_cast<unsigned char*>(block.get());
-        bytes[0] = bytes[kMiB - 1] = static_cast<unsigned char>(t);
-        ASSERT_EQ(bytes[0] + bytes[kMiB - 1], 2 * t);
-      }
-    });
-  }
-  for (auto& thread : threads)
-    thread.join();
+  test::sideBySide(4, [](int t) {
+    for (int i = 0; i < 200; ++i) {
+      const auto block = warmMemory().allocate((1 + (t + i) % 3) * kMiB);
+      auto* bytes = static_cast<unsigned char*>(block.get());
+      bytes[0] = bytes[kMiB - 1] = static_cast<unsigned char>(t);
+      ASSERT_EQ(bytes[0] + bytes[kMiB - 1], 2 * t);
+    }
+  });
   EXPECT_LE(warmMemory().kept(), WarmMemory::kMost);
 }
 

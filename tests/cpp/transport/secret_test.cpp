@@ -8,10 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -24,7 +21,7 @@ namespace {
 
 using tcp::Secret;
 
-constexpr const char* kText = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI";
+const std::string kText = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI";
 
 // The error names the variable and what is wrong, and never the text.
 void expectRefused(const std::function<void()>& f, const std::string& variable, const std::string& what) {
@@ -35,7 +32,7 @@ void expectRefused(const std::function<void()>& f, const std::string& variable, 
     const std::string text = error.what();
     EXPECT_EQ(text.rfind(variable, 0), 0u) << text;
     EXPECT_NE(text.find(what), std::string::npos) << text;
-    EXPECT_EQ(text.find(std::string(kText).substr(1, 30)), std::string::npos) << text;
+    EXPECT_EQ(text.find(kText.substr(1, 30)), std::string::npos) << text;
   }
 }
 
@@ -55,20 +52,20 @@ class TcpSecret : public testing::Test {
 };
 
 TEST_F(TcpSecret, IsTextOf32RandomBytes) {
-  EXPECT_EQ(Secret(std::string(" ") + kText + "\r\n", "x").text(), kText);
-  EXPECT_EQ(Secret(kText, "x"), Secret(std::string(kText) + "\n", "y"));
+  EXPECT_EQ(Secret(" " + kText + "\r\n", "x").text(), kText);
+  EXPECT_EQ(Secret(kText, "x"), Secret(kText + "\n", "y"));
   const std::string expected = "expected 32 random bytes as text";
   expectRefused([] { Secret("", "x"); }, "x", "got 0 characters");
-  expectRefused([] { Secret(std::string(kText).substr(1), "x"); }, "x", "got 42 characters, where 43 ... 4096 may be");
+  expectRefused([] { Secret(kText.substr(1), "x"); }, "x", "got 42 characters, where 43 ... 4096 may be");
   expectRefused([] { Secret(std::string(5000, 'a'), "x"); }, "x", "got 5000 characters");
   expectRefused([] { Secret(std::string(64, '0'), "x"); }, "x", "no more than 1 different");
-  expectRefused([] { Secret(std::string(kText) + " " + kText, "x"); }, "x", "or a space");
-  expectRefused([] { Secret(kText + std::string("\xc3\xa4"), "x"); }, "x", "not one of ASCII's");
+  expectRefused([] { Secret(kText + " " + kText, "x"); }, "x", "or a space");
+  expectRefused([] { Secret(kText + "\xc3\xa4", "x"); }, "x", "not one of ASCII's");
 }
 
 TEST_F(TcpSecret, IsOfTheEnvironment) {
   EXPECT_FALSE(Secret::fromEnvironment());
-  ::setenv("LOWCOMM_SECRET", kText, 1);
+  ::setenv("LOWCOMM_SECRET", kText.c_str(), 1);
   EXPECT_EQ(Secret::fromEnvironment()->text(), kText);
   EXPECT_EQ(Secret::fromEnvironment()->from(), "LOWCOMM_SECRET");
   ::setenv("LOWCOMM_SECRET", "", 1);
@@ -81,7 +78,7 @@ TEST_F(TcpSecret, IsOfTheEnvironment) {
 
 TEST_F(TcpSecret, IsOfAFileThatNobodyElseReads) {
   for (const mode_t mode : {0600, 0400}) {
-    file(std::string(kText) + "\n", mode);
+    file(kText + "\n", mode);
     EXPECT_EQ(Secret::fromEnvironment()->text(), kText);
     std::filesystem::remove(path_);
   }
@@ -89,6 +86,9 @@ TEST_F(TcpSecret, IsOfAFileThatNobodyElseReads) {
     file(kText, mode);
     expectRefused([] { Secret::fromEnvironment(); }, "LOWCOMM_SECRET_FILE", "mode 0600), got mode 06");
   }
+  const char* const home = std::getenv("HOME");
+  ::setenv("LOWCOMM_SECRET_FILE", "~/none", 1);
+  if (home) expectRefused([] { Secret::fromEnvironment(); }, "LOWCOMM_SECRET_FILE", home + std::string("/none"));
   file(std::string(10'000, 'a'), 0600);
   expectRefused([] { Secret::fromEnvironment(); }, "LOWCOMM_SECRET_FILE", "characters, where");
   ::setenv("LOWCOMM_SECRET_FILE", "/dev/null", 1);
@@ -102,50 +102,10 @@ TEST_F(TcpSecret, IsOfAFileThatNobodyElseReads) {
 
 // ---- ranks ----
 
-// What each rank's connecting ends with; empty: connected.
-std::vector<std::string> connect(const std::vector<std::optional<Secret>>& secrets) {
-  const int size = static_cast<int>(secrets.size());
-  MapRendezvous rendezvous;
-  std::vector<std::string> errors(size);
-  std::vector<std::shared_ptr<tcp::Endpoint>> endpoints;
-  for (const auto& secret : secrets)
-    endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret)));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        connectTcp(rendezvous, rank, size, 2, kLong, endpoints[rank]);
-      } catch (const TransportError& error) {
-        errors[rank] = "rank " + std::to_string(error.peer) + ": " + error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
-  return errors;
-}
-
-TEST_F(TcpSecret, AnotherOneIsNamedOnEveryRank) {
-  if (tcp::tlsLibrary().empty()) GTEST_SKIP() << "this build has no OpenSSL";
-  for (int size : {2, 4}) {
-    for (int other = 0; other < size; ++other) {
-      std::vector<std::optional<Secret>> secrets(size, aSecret('b'));
-      secrets[other] = aSecret('c');
-      const auto start = tcp::Clock::now();
-      const std::vector<std::string> errors = connect(secrets);
-      EXPECT_LT(tcp::Clock::now() - start, kLong) << "nobody waits for the end of the time";
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_NE(errors[rank].find("got another secret there"), std::string::npos) << rank << ": " << errors[rank];
-        if (rank == other) continue;
-        EXPECT_EQ(errors[rank].rfind("rank " + std::to_string(other), 0), 0u) << errors[rank];
-      }
-    }
-  }
-}
-
 TEST_F(TcpSecret, OneThatIsMissingIsNamedOnEveryRank) {
   if (tcp::tlsLibrary().empty()) GTEST_SKIP() << "this build has no OpenSSL";
-  const std::vector<std::string> errors = connect({aSecret(), std::nullopt, aSecret()});
+  const std::vector<std::string> errors =
+      UnlikeRanks({onLoopback(aSecret()), onLoopback(), onLoopback(aSecret())}, 2).errors;
   EXPECT_NE(errors[0].find("rank 1: expected LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks or on none, "
                            "got none there and one here"),
             std::string::npos)

@@ -4,15 +4,16 @@
 #include <sys/socket.h>
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "side_by_side.h"
 #include "transport/tcp/tcp.h"
 #include "transport/transport_cases.h"
 
@@ -69,30 +70,41 @@ inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}, c
   return {.listen = "127.0.0.1:0", .rate = rate, .secret = std::move(secret)};
 }
 
-// Ranks as threads, each with an endpoint of its own, as processes have.
-struct Ranks {
-  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {},
-                 const std::string& rate = "")
-      : transports(size) {
-    for (int rank = 0; rank < size; ++rank)
-      endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret, rate)));
-    each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
+// Ranks as threads, each with an endpoint of its own, as processes have; and what each one's connecting ended with:
+// "rank <its peer>: <why>", or nothing.
+struct UnlikeRanks {
+  explicit UnlikeRanks(const std::vector<tcp::EndpointOptions>& options, int connections = 1)
+      : transports(options.size()), errors(options.size()) {
+    for (const tcp::EndpointOptions& one : options)
+      endpoints.push_back(std::make_shared<tcp::Endpoint>(one));
+    each([&](int rank) {
+      try {
+        const int size = static_cast<int>(options.size());
+        transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]);
+      } catch (const TransportError& error) {
+        errors[rank] = "rank " + std::to_string(error.peer) + ": " + error.what();
+      }
+    });
   }
 
-  template <class F>
-  void each(F&& f) {
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < endpoints.size(); ++rank)
-      threads.emplace_back([&f, rank] { f(static_cast<int>(rank)); });
-    for (std::thread& thread : threads)
-      thread.join();
-  }
-
-  Transport& operator[](int rank) { return *transports[rank]; }
+  void each(const std::function<void(int rank)>& part) { test::sideBySide(endpoints.size(), part); }
 
   MapRendezvous rendezvous;
   std::vector<std::shared_ptr<tcp::Endpoint>> endpoints;
   std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> errors;
+};
+
+// Ranks that are alike, and connected.
+struct Ranks : UnlikeRanks {
+  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {},
+                 const std::string& rate = "")
+      : UnlikeRanks(std::vector<tcp::EndpointOptions>(size, onLoopback(secret, rate)), connections) {
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, "");
+  }
+
+  Transport& operator[](int rank) { return *transports[rank]; }
 };
 
 // A connection to it, of nobody's.

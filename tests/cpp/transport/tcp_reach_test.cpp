@@ -28,25 +28,8 @@ using tcp::EndpointOptions;
 
 const EndpointOptions kDialsOnly{.dials_only = true};
 
-// Ranks whose endpoints differ.
-struct Reach {
-  explicit Reach(const std::vector<EndpointOptions>& options, int connections = 1)
-      : transports(options.size()), errors(options.size()) {
-    for (const EndpointOptions& one : options)
-      endpoints.push_back(std::make_shared<Endpoint>(one));
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < options.size(); ++rank) {
-      threads.emplace_back([this, rank, connections, size = static_cast<int>(options.size())] {
-        try {
-          transports[rank] = connectTcp(rendezvous, static_cast<int>(rank), size, connections, kLong, endpoints[rank]);
-        } catch (const std::exception& error) {
-          errors[rank] = error.what();
-        }
-      });
-    }
-    for (std::thread& thread : threads)
-      thread.join();
-  }
+struct Reach : UnlikeRanks {
+  using UnlikeRanks::UnlikeRanks;
 
   // A message each way between two ranks; `cut`: their connections are lost while it is under way.
   void exchange(int a, int b, bool cut = false) {
@@ -63,11 +46,6 @@ struct Reach {
     EXPECT_EQ(at_a, out);
     EXPECT_EQ(at_b, out);
   }
-
-  MapRendezvous rendezvous;
-  std::vector<std::shared_ptr<Endpoint>> endpoints;
-  std::vector<std::unique_ptr<Transport>> transports;
-  std::vector<std::string> errors;
 };
 
 TEST(TcpReach, WhoOnlyDialsReachesHigherAndLowerRanks) {
@@ -174,19 +152,14 @@ TEST(TcpReach, ARelayIsForItsGroupsOnly) {
   EndpointOptions dials_only = kDialsOnly;
   dials_only.relay = rank.addresses()[0];
   MapRendezvous rendezvous;
-  std::vector<std::thread> threads;
-  for (const int me : {0, 1}) {
-    threads.emplace_back([&, me] {
-      try {
-        connectTcp(rendezvous, me, 2, 1, milliseconds(800), std::make_shared<Endpoint>(dials_only));
-        ADD_FAILURE() << me;
-      } catch (const TransportError& error) {
-        EXPECT_EQ(error.kind, Kind::timed_out) << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  test::sideBySide(2, [&](int me) {
+    try {
+      connectTcp(rendezvous, me, 2, 1, milliseconds(800), std::make_shared<Endpoint>(dials_only));
+      ADD_FAILURE() << me;
+    } catch (const TransportError& error) {
+      EXPECT_EQ(error.kind, Kind::timed_out) << error.what();
+    }
+  });
   EXPECT_EQ(rank.relayed().second, 0u);
 }
 

@@ -155,20 +155,15 @@ TEST_P(TunnelOf, BytesComeInOrderAndConnectionsThatAreCutLoseNone) {
 
 TEST(Tunnel, ManyStreamsHaveTheirOwnBytes) {
   Tunnelled tunnel;
-  std::vector<std::thread> threads;
-  for (unsigned k = 0; k < 8; ++k) {
-    threads.emplace_back([&, k] {
-      const Client fd(tunnel);
-      for (unsigned i = 0; i < 20; ++i) {
-        const std::string said = text(20'000 * i + 1, 100 * k + i);
-        std::thread sends([&] { sendAll(fd.get(), said); });
-        EXPECT_TRUE(receive(fd.get(), said.size()) == said) << k << " " << i;
-        sends.join();
-      }
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  test::sideBySide(8, [&](int k) {
+    const Client fd(tunnel);
+    for (unsigned i = 0; i < 20; ++i) {
+      const std::string said = text(20'000 * i + 1, 100 * k + i);
+      std::thread sends([&] { sendAll(fd.get(), said); });
+      EXPECT_TRUE(receive(fd.get(), said.size()) == said) << k << " " << i;
+      sends.join();
+    }
+  });
 }
 
 TEST(Tunnel, TheEndOfASocketEndsTheOtherOnceAllHasCome) {

@@ -158,11 +158,11 @@ def test_bytes_are_the_codecs(pair, codec):
     assert 8 * elements <= sum(warm for warm, *_ in found) <= 8 * elements + headers
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_are_kept(r, dtype):
+@pytest.mark.parametrize(("dtype", "codec"), [(torch.float32, "gauss4"), (torch.bfloat16, "qsgd4:bucket=128")], ids=str)
+def test_bits_are_kept(r, dtype, codec):
     """All ranks have the same parameters and moments, and a resumed run goes on with the same bits."""
     r.init()
-    model, optimizer = _fresh(dtype, codec="gauss4")
+    model, optimizer = _fresh(dtype, codec=codec)
     assert get_optimizer_state_dict(model, optimizer)["state"].keys() == dict(model.named_parameters()).keys()
     train(model, optimizer, r.rank, range(WARM + 4))
     saved, weights = _own(optimizer), copy.deepcopy(model.state_dict())
@@ -173,7 +173,7 @@ def test_bits_are_kept(r, dtype):
     residual = saved["state"][0][f"rank{r.rank}.residual"]
     assert residual.dtype == torch.float32 and residual.abs().max() > 0
     for how in ("plain", "dcp"):
-        again, other = _fresh(dtype, codec="gauss4")
+        again, other = _fresh(dtype, codec=codec)
         if how == "plain":
             again.load_state_dict(weights)
             other.load_state_dict(saved)
@@ -221,6 +221,7 @@ def test_mistakes(r):
     for options, error, said in [
         ({"codec": "none"}, ValueError, "codec: expected one that rounds, got 'none'"),
         ({"codec": "sym4:axis=channel"}, ValueError, "codec: expected one of flat tensors"),
+        ({"codec": "levels4"}, ValueError, "codec: expected one of flat tensors"),
         ({"codec": "nope4"}, ValueError, "nope4"),
         ({"warmup_steps": 0}, ValueError, "warmup_steps: expected 1 or more.*got 0"),
         ({"warmup_steps": 2.5}, TypeError, "warmup_steps: expected an integer, got 2.5"),
