@@ -11,6 +11,19 @@ import torch_lowcomm as lc
 from torch_lowcomm import _C
 
 
+@pytest.mark.on("pair", group={})
+def test_an_outer_step_every_step_is_ddp(r):
+    ddp = ddp_model.make()
+    ddp_model.train(ddp, r.rank, 12, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1), spare=True)
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 1, mode="sync", outer_lr=1, outer_momentum=0, codec=None)
+    ddp_model.train(model, r.rank, 12, optimizer=optimizer, spare=True)
+    expected = ddp_model.weights(ddp)
+    assert all((w - expected[name]).abs().max() <= 1e-6 for name, w in ddp_model.weights(model).items())
+
+
 def _on_a_form(r, scalar):
     """A run, rank 0 of which has the loops of the barest CPU."""
     if scalar and r.rank == 0:

@@ -127,6 +127,8 @@ def _results(r, group, salt):
     ops = _good(r, group, salt)
     if group is not None:
         for name, (out, call) in ops.items():
+            if name == "all_to_all" and torch.__version__.startswith("2.11"):
+                continue  # its gloo has no all_to_all of lists
             call().wait()
             outs[name] = out
         return outs
