@@ -120,8 +120,7 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   Engine* engine = parts_.group.running();
   if (!parts_.group.isHere()) return true;
   if (engine && !engine->drainFor(left())) return false;
-  if (engine) engine->messages().flush(left());
-  return parts_.group.callbacks->idleWithin(left());
+  return parts_.group.callbacks->idleWithin(left()) && (!engine || engine->awaitArrivals(left()));
 }
 
 void LowcommBackend::breakOff() {

@@ -4,6 +4,7 @@
 #include <future>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "base/signals.h"
 #include "collective/exchange.h"
 
@@ -11,6 +12,8 @@ namespace lowcomm {
 namespace {
 
 constexpr std::chrono::milliseconds kNoticePatience{500}, kNoLimit{0};
+// 4 MiB take as long on a link of 4 Mbit/s; what a peer has not taken by then it will hardly take.
+constexpr std::chrono::seconds kArrivals{10};
 
 }  // namespace
 
@@ -101,10 +104,21 @@ void Engine::shutdown() {
   ops_.stop();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
-  if (endedWhy().empty()) messages_.flush(std::chrono::milliseconds(group_.timeout_ms.load()));
+  if (endedWhy().empty())
+    awaitArrivals(std::min<std::chrono::milliseconds>(kArrivals, std::chrono::milliseconds(group_.timeout_ms.load())));
   cancelWaits();
   ops_.waitUntilLeft();
   messages_.stop();
+}
+
+bool Engine::awaitArrivals(std::chrono::milliseconds patience) {
+  if (messages_.flush(patience)) return true;
+  std::string peers;
+  for (const int peer : messages_.waitedFor())
+    peers += (peers.empty() ? "" : ", ") + group_.rankName(peer);
+  logLine("group " + group_.name + " ends on " + group_.rankName(group_.rank()) + ", and small messages to " + peers +
+          " have not arrived within " + std::to_string(patience.count()) + " ms");
+  return false;
 }
 
 void Engine::loop() {

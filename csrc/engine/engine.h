@@ -64,10 +64,13 @@ class Engine {
   // abort() for a signal handler that raised an exception of this name in a wait for `op`.
   void interrupt(const std::string& op, const std::string& name);
 
-  // Ends the worker after what is queued, then, once small messages have arrived (P2p::finish) or the progress deadline
-  // for that is over, both lanes, and with them what runs next to the worker; returns when that has ended too. Any
-  // number of times, not from runInline().
+  // Ends the worker after what is queued, then, after awaitArrivals() of 10 s or the progress deadline, both lanes, and
+  // with them what runs next to the worker; returns when that has ended too. Any number of times, not from runInline().
   void shutdown();
+
+  // Whether small messages that have ended here have arrived (P2p::flush), within `patience`; a line to stderr says who
+  // has not received them. From then on sends wait until they have arrived.
+  bool awaitArrivals(std::chrono::milliseconds patience);
 
   // drain() for at most `patience`; returns whether everything has ended.
   bool drainFor(std::chrono::milliseconds patience);

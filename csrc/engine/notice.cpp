@@ -1,7 +1,6 @@
 #include "engine/notice.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "wire/frame.h"
 

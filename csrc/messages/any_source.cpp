@@ -1,6 +1,4 @@
 // Receives from any rank (P2p::recvAny says how).
-#include <algorithm>
-#include <chrono>
 #include <exception>
 #include <memory>
 #include <string>

@@ -181,11 +181,10 @@ void P2p::finish(P2pMessage& message) {
     message.finishing_ = true;
   }
   std::exception_ptr error;
-  bool leaves = false;
   if (message.sends) {
     auto& send = static_cast<P2pSend&>(message);
-    leaves = mayLeave(send);
-    send.wait(leaves);
+    send.waitForReceiver();
+    send.waitForArrival(leave(send));
     error = send.error();
   } else {
     error = finishRecv(static_cast<P2pRecv&>(message));
@@ -195,7 +194,7 @@ void P2p::finish(P2pMessage& message) {
     state.received_bytes = message.op.counters.received_bytes;
     if (!error) state.end("");  // else it ends with its error
   });
-  forget(message, leaves);
+  forget(message);
   group_.frames.trim();
   if (!message.sends) group_.transport.acknowledge();
   if (error) std::rethrow_exception(error);
@@ -250,43 +249,59 @@ void P2p::takeDown(P2pRecv& message) {
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
-// Whether frames of the send may be on their way when it has ended.
-bool P2p::mayLeave(const P2pSend& send) {
-  std::deque<std::shared_ptr<P2pSend>> arrived;  // destroyed without the lock
+// Whether the send, whose frames are handed over, ends before they have arrived. They are kept until then.
+bool P2p::leave(P2pSend& send) {
+  const size_t bytes = send.heldBytes();
   std::lock_guard<std::mutex> lock(mutex_);
-  auto& leaving = leaving_[send.peer];
-  uint64_t bytes = send.op.counters.wire_bytes;
-  if (send.key.flow.channel() || bytes > kLeavingBytes) return false;
-  for (; !leaving.empty() && leaving.front()->isThrough(); leaving.pop_front())
-    arrived.push_back(leaving.front());
-  for (const auto& other : leaving)
-    bytes += other->op.counters.wire_bytes;
-  return bytes <= kMostLeaving;
+  Leaving& leaving = leaving_[send.peer];
+  const bool fits = bytes <= kLeavingBytes && leaving.bytes + bytes <= kMostLeaving;
+  if (is_closing_ || send.key.flow.channel() || !fits) return false;
+  leaving.bytes += bytes;
+  leaving.sends.push_back(std::static_pointer_cast<P2pSend>(send.shared_from_this()));
+  return true;
 }
 
-void P2p::flush(std::chrono::milliseconds patience) {
+bool P2p::flush(std::chrono::milliseconds patience) {
   const auto end = OpContext::Clock::now() + patience;
-  decltype(leaving_) leaving;
+  std::vector<std::shared_ptr<P2pSend>> sends;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    leaving = leaving_;
+    is_closing_ = true;
+    for (const auto& [peer, leaving] : leaving_)
+      sends.insert(sends.end(), leaving.sends.begin(), leaving.sends.end());
   }
-  for (const auto& [peer, sends] : leaving) {
-    for (const auto& send : sends)
-      send->flush(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
-  }
+  return std::all_of(sends.begin(), sends.end(), [&](const auto& send) {
+    return send->isOver(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
+  });
 }
 
-// Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for.
-void P2p::forget(P2pMessage& done, bool leaves) {
-  std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
+std::vector<int> P2p::waitedFor() {
   std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> peers;
+  for (const auto& [peer, leaving] : leaving_) {
+    const auto& sends = leaving.sends;
+    if (!std::all_of(sends.begin(), sends.end(), [](const auto& send) { return send->isOver({}); }))
+      peers.push_back(peer);
+  }
+  return peers;
+}
+
+// Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for, and sends of
+// any that have arrived since they ended.
+void P2p::forget(P2pMessage& done) {
+  std::deque<std::shared_ptr<P2pMessage>> dropped, arrived;  // destroyed without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [peer, leaving] : leaving_) {
+    for (; !leaving.sends.empty() && leaving.sends.front()->isOver({}); leaving.sends.pop_front()) {
+      leaving.bytes -= leaving.sends.front()->heldBytes();
+      arrived.push_back(leaving.sends.front());
+    }
+  }
   const auto flow = flows_.find(keyOf(done));
   if (flow == flows_.end()) return;
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
-  if (leaves) leaving_[done.peer].push_back(std::static_pointer_cast<P2pSend>(*at));
   const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
     if (message.get() == &done) return false;
     if (message->finishing_ || !message->isThrough()) return true;

@@ -240,7 +240,7 @@ void P2pSend::lose(const TransportError& error) {
   changed_.notify_all();
 }
 
-void P2pSend::wait(bool leaves) {
+void P2pSend::waitForReceiver() {
   ConditionWait announced(mutex_, changed_, peer, "it to be posted", [this] {
     const bool known = announced_ || refused_;
     if (!known && lost_) throw TransportError(*lost_);
@@ -254,20 +254,34 @@ void P2pSend::wait(bool leaves) {
     lost = lost_;
   }
   if (lost) op.fail(peer, *lost, "starting a transfer");
-  if (leaves) return;
-  for (size_t k = 0; k < transfers_.size(); ++k)
+}
+
+void P2pSend::waitForArrival(bool leaves) {
+  for (size_t k = 0; k < transfers_.size(); ++k) {
+    if (leaves && !lowcomm::isOver(*transfers_[k])) continue;
     op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
+  }
+  if (leaves) return;
   std::lock_guard<std::mutex> lock(mutex_);
   transfers_.clear();
   frames_.clear();
 }
 
-void P2pSend::flush(std::chrono::milliseconds patience) {
+size_t P2pSend::heldBytes() {
+  constexpr size_t kPage = 4096;
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const Outgoing& frame : frames_)
+    bytes += (frame.bytes + kPage - 1) / kPage * kPage;
+  return bytes;
+}
+
+bool P2pSend::isOver(std::chrono::milliseconds patience) {
   const auto end = OpContext::Clock::now() + patience;
-  for (const auto& transfer : transfers_) {
+  return std::all_of(transfers_.begin(), transfers_.end(), [&](const auto& transfer) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
-    isOver(*transfer, std::max(left, std::chrono::milliseconds(0)));
-  }
+    return lowcomm::isOver(*transfer, std::max(left, std::chrono::milliseconds(0)));
+  });
 }
 
 P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,

@@ -76,7 +76,7 @@ class ConditionWait final : public Transfer {
 };
 
 // One message between two ranks, under way from P2p::send or P2p::recv until P2p::finish.
-class P2pMessage {
+class P2pMessage : public std::enable_shared_from_this<P2pMessage> {
  public:
   virtual ~P2pMessage() = default;
   P2pMessage(const P2pMessage&) = delete;
@@ -150,11 +150,14 @@ class P2pSend : public P2pMessage {
   bool isThrough() override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
-  // Waits for the receiver, and until every frame has arrived or, where it `leaves`, is the transport's to deliver.
-  // Throws TransferError.
-  void wait(bool leaves);
-  // Waits until the frames that it left have arrived or are lost, at most for `patience`.
-  void flush(std::chrono::milliseconds patience);
+  // Waits until the receiver has announced itself, which hands the frames to the transport. Throws TransferError.
+  void waitForReceiver();
+  // Waits until every frame has arrived; where it `leaves`, only finds those that were lost. Throws TransferError.
+  void waitForArrival(bool leaves);
+  // Bytes of memory that its frames take.
+  size_t heldBytes();
+  // Whether every frame that it left has arrived or is lost, within `patience`.
+  bool isOver(std::chrono::milliseconds patience);
   // Why the message was not delivered: the ValueError of its elements, or PeerRefusal where the receiver expects
   // another one. Null where it was.
   std::exception_ptr error();

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,12 +70,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex. `then`
-  // is called once, when the transfer has ended either way, on any thread. It may not call the transport, nor wait for
-  // a thread that does.
+  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex.
   virtual std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) = 0;
-  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                          std::function<void()> then = {}) = 0;
+  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) = 0;
 
   // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
   // handed over is touched after the return. Callable from any thread, any number of times.

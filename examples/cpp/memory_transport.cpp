@@ -26,7 +26,6 @@ struct Slot {
   std::span<std::byte> in;
   bool done = false;
   bool failed = false;
-  std::function<void()> then = {};
   Kind kind = Kind::closed;
   std::string why;
 };
@@ -98,10 +97,7 @@ struct MemoryHub::State {
     end(slot);
   }
 
-  static void end(Slot& slot) {
-    slot.done = true;
-    if (const auto then = std::exchange(slot.then, nullptr)) then();
-  }
+  static void end(Slot& slot) { slot.done = true; }
 };
 
 namespace {
@@ -142,12 +138,10 @@ class MemoryTransport : public Transport {
     return post({lane, rank_, peer, tag}, &Mailbox::sends, std::move(slot));
   }
 
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                  std::function<void()> then) override {
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
     auto slot = std::make_shared<Slot>();
     slot->peer = peer;
     slot->in = data;
-    slot->then = std::move(then);
     return post({lane, peer, rank_, tag}, &Mailbox::receives, std::move(slot));
   }
 

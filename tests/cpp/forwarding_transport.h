@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,9 +23,8 @@ class ForwardingTransport : public Transport {
   std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
     return inner_->unclaimed(lane, peer, first, end);
   }
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                  std::function<void()> then) override {
-    return inner_->irecv(lane, peer, tag, data, std::move(then));
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    return inner_->irecv(lane, peer, tag, data);
   }
 
  private:

@@ -1,6 +1,5 @@
 #include "transport/tcp/messages.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"

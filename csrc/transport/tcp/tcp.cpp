@@ -62,9 +62,8 @@ class TcpTransport final : public Transport {
     return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
 
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                  std::function<void()> then) override {
-    auto delivery = channel(lane, peer, tag).receive(tag, data, std::move(then));
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    auto delivery = channel(lane, peer, tag).receive(tag, data);
     if (delivery->came_early) endpoint_->wake();
     return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }

@@ -171,7 +171,7 @@ TEST(Exchange, TwoRanksThatCannotSend) {
 
 // Every rank gets a PeerRefusal with both values, from its own comparison or from an error frame of a rank that
 // compared, and the group goes on: no frame of what differed is left on the lane. What else may differ is
-// tests/python/collectives/test_ranks_differ.py's.
+// tests/python/collectives/test_lanes.py's.
 TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   struct Case {
     Says usual, odd;

@@ -1,4 +1,4 @@
-"""Ranks that differ in version, options, policy or call: each names the field, both values and both ranks, nothing is done."""
+"""Ranks that differ in version, options or policy: each names the field, both values and both ranks, nothing is done."""
 
 import threading
 from datetime import timedelta

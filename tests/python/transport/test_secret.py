@@ -110,13 +110,27 @@ def test_who_listens_sees_elements_only_without_a_secret(r, secret):
 # ---- secrets that are wrong ----
 
 
-@pytest.mark.on(3, timeout=DEADLINE_S)
-def test_another_secret_is_named_on_all(r):
-    """At once. What else is refused, of the variable and of the file, tests/cpp/transport/secret_test.cpp has."""
-    os.environ["LOWCOMM_SECRET"] = OTHER if r.rank == 2 else SECRET
-    who = "[01]" if r.rank == 2 else "2"
-    what = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
-    with pytest.raises(dist.DistBackendError, match=f"rank {who}: {what}"):
+ANOTHER = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
+SHORT = "LOWCOMM_SECRET: expected 32 random bytes as text .* got 11 characters"
+WRONG = {  # a text and an error for each rank; tests/cpp/transport/secret_test.cpp has what else a text and a file cannot be
+    "another": [(SECRET, f"rank 2: {ANOTHER}"), (SECRET, f"rank 2: {ANOTHER}"), (OTHER, f"rank [01]: {ANOTHER}")],
+    "none": [
+        (SECRET, "making a group: secret differs: rank 0 has 'yes', rank 1 has 'no'"),
+        (None, "making a group: secret differs: rank 1 has 'no', rank 0 has 'yes'"),
+    ],
+    "one is short": [(SECRET, SHORT), ("hello world", SHORT)],
+}
+
+
+@pytest.mark.parametrize(
+    "each",
+    [pytest.param(WRONG[what], id=what, marks=pytest.mark.on(len(WRONG[what]), timeout=DEADLINE_S)) for what in WRONG],
+)
+def test_a_wrong_secret_is_named_on_all(r, each):
+    text, error = each[r.rank]
+    os.environ.pop("LOWCOMM_SECRET", None)
+    os.environ |= {"LOWCOMM_SECRET": text} if text else {}
+    with pytest.raises((ValueError, dist.DistBackendError), match=error):
         r.init("lowcomm", timeout_s=20, pg_options=lc.Options(**OPTIONS))
 
 
