@@ -7,7 +7,7 @@
 #include "collective/collectives.h"
 #include "diloco/diloco.h"
 #include "diloco/handover.h"
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 
 namespace lowcomm {
 namespace {

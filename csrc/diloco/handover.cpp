@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "collective/collectives.h"
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 #include "wire/layout.h"
 
 namespace lowcomm {

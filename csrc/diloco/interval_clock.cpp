@@ -5,7 +5,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "base/error.h"
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 
 namespace lowcomm {
 namespace {

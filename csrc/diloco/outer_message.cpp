@@ -6,8 +6,8 @@
 #include "base/float_env.h"
 #include "collective/op_context.h"
 #include "collective/summer.h"
+#include "engine/op_queue.h"
 #include "kernels/finite.h"
-#include "tensor/gather_values.h"
 
 namespace lowcomm {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 #include "tensor/host_parameters.h"
 #include "wire/key_values.h"
 

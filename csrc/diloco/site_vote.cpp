@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "collective/collectives.h"
 #include "collective/context.h"
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 
 namespace lowcomm {
 namespace {

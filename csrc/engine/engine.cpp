@@ -112,10 +112,10 @@ void Engine::shutdown() {
 }
 
 bool Engine::awaitArrivals(std::chrono::milliseconds patience) {
-  if (messages_.flush(patience)) return true;
   std::string peers;
-  for (const int peer : messages_.waitedFor())
+  for (const int peer : messages_.flush(patience))
     peers += (peers.empty() ? "" : ", ") + group_.rankName(peer);
+  if (peers.empty()) return true;
   logLine("group " + group_.name + " ends on " + group_.rankName(group_.rank()) + ", and small messages to " + peers +
           " have not arrived within " + std::to_string(patience.count()) + " ms");
   return false;

@@ -261,29 +261,22 @@ bool P2p::leave(P2pSend& send) {
   return true;
 }
 
-bool P2p::flush(std::chrono::milliseconds patience) {
+std::vector<int> P2p::flush(std::chrono::milliseconds patience) {
   const auto end = OpContext::Clock::now() + patience;
-  std::vector<std::shared_ptr<P2pSend>> sends;
+  std::map<int, Leaving> leaving;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_closing_ = true;
-    for (const auto& [peer, leaving] : leaving_)
-      sends.insert(sends.end(), leaving.sends.begin(), leaving.sends.end());
+    leaving = leaving_;
   }
-  return std::all_of(sends.begin(), sends.end(), [&](const auto& send) {
-    return send->isOver(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
-  });
-}
-
-std::vector<int> P2p::waitedFor() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<int> peers;
-  for (const auto& [peer, leaving] : leaving_) {
-    const auto& sends = leaving.sends;
-    if (!std::all_of(sends.begin(), sends.end(), [](const auto& send) { return send->isOver({}); }))
-      peers.push_back(peer);
+  std::vector<int> without;
+  for (const auto& [peer, of_peer] : leaving) {
+    const bool all = std::all_of(of_peer.sends.begin(), of_peer.sends.end(), [&](const auto& send) {
+      return send->isOver(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
+    });
+    if (!all) without.push_back(peer);
   }
-  return peers;
+  return without;
 }
 
 // Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for, and sends of

@@ -107,12 +107,9 @@ class P2p {
   static constexpr size_t kLeavingBytes = 272 << 10;  // 256 KiB, and a page more for each of at most four frames
   static constexpr size_t kMostLeaving = 4 * kLeavingBytes;
 
-  // Whether peers have all that was left to the transport, or it is lost, within `patience`. From the first call on
-  // sends wait until they have arrived.
-  bool flush(std::chrono::milliseconds patience);
-
-  // The ranks that do not have all of it.
-  std::vector<int> waitedFor();
+  // Waits, at most for `patience`, until peers have all that was left to the transport, or it is lost; returns those
+  // that do not. From the first call on sends wait until they have arrived.
+  std::vector<int> flush(std::chrono::milliseconds patience);
 
   // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
   // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not

@@ -70,7 +70,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex.
+  // Both return at once, and `data` must live until the transfer is over. Post every receive before the sends that
+  // answer it, or the exchange runs half-duplex.
   virtual std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) = 0;
   virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) = 0;
 

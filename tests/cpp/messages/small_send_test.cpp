@@ -117,10 +117,10 @@ TEST_F(SmallSend, SmallOnesAreCountedByTheirMemory) {
 TEST_F(SmallSend, HasArrivedWhenItsGroupIsShutDown) {
   EXPECT_EQ(waitsOfASend(100), 0);
   EXPECT_FALSE(ranks->engine(0).awaitArrivals(milliseconds(0)));
-  EXPECT_EQ(ranks->engine(0).messages().waitedFor(), std::vector<int>{1});
+  EXPECT_EQ(ranks->engine(0).messages().flush(milliseconds(0)), std::vector<int>{1});
   EXPECT_GT(waitsOfASend(100), 0) << "the group is about to end";
   ranks->engine(0).shutdown();
-  EXPECT_EQ(ranks->engine(0).messages().waitedFor(), std::vector<int>{});
+  EXPECT_EQ(ranks->engine(0).messages().flush(milliseconds(0)), std::vector<int>{});
 }
 
 TEST_F(SmallSend, ThatIsLostByThenFails) {

@@ -1,4 +1,4 @@
-#include "tensor/gather_values.h"
+#include "engine/op_queue.h"
 
 #include <cstdint>
 
