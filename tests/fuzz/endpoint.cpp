@@ -82,7 +82,7 @@ void sayPiece(const Fd& fd, Input& input) {
   std::array<std::byte, tcp::kPieceHeaderBytes> bytes;
   const uint64_t flags = input.number(1);
   tcp::write(tcp::Piece{static_cast<uint32_t>(input.number(flags & 4 ? 4 : 2)), (flags & 1) != 0,
-                        flags & 8 ? input.number(8) : flags >> 4, (flags & 2) != 0},
+                        flags & 8 ? input.number(8) : flags >> 4},
              bytes);
   say(fd, bytes);
 }
