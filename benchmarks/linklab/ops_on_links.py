@@ -35,10 +35,12 @@ class Set:
     congestion: str | None = None  # the only one that ranks take; None: the library's choice
     secret: bool = False
     busy: bool = False  # processes take all cores
+    last_rate: str | None = None  # of the last host, where it is slower than the others, in an all_reduce
 
     def lab(self) -> Lab:
         """Its hosts."""
-        return Lab(hosts=self.hosts, rate=self.rate, delay=self.delay, loss=self.loss)
+        slow = {self.hosts - 1: self.last_rate} if self.last_rate else {}
+        return Lab(hosts=self.hosts, rate=self.rate, rate_of=slow, delay=self.delay, loss=self.loss)
 
 
 def measure(name: str, chosen: Set, lab: Lab, repetitions: int) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def measure(name: str, chosen: Set, lab: Lab, repetitions: int) -> list[dict[str
 
 def joined(name: str, chosen: Set, ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row of all ranks': a repetition lasts from the first rank's start to the last one's end; the CPU is their sum."""
-    bits, rows = parse_bits(chosen.rate), []
+    bits, rows = parse_bits((chosen.last_rate or chosen.rate).split("/")[0]), []
     medians: dict[tuple[Any, ...], float] = {}
     for same in zip(*ranks, strict=True):
         row = {"set": name, **{key: same[0][key] for key in ("op", "elements", "group", "congestion")}}
@@ -71,6 +73,8 @@ def joined(name: str, chosen: Set, ranks: list[list[dict[str, Any]]]) -> list[di
         counts = [one["counted_bytes"] for one in same]
         needed = max(one["needed_bytes"] for one in same)
         sent = needed if None in counts else max(counts)
+        if chosen.last_rate:  # no rank can send less than the tensor
+            sent = needed * len(same) // (2 * len(same) - 2)
         cpu_s = statistics.median(sum(one) for one in zip(*(one["cpu_s"] for one in same), strict=True))
         row |= {
             "seconds": seconds,

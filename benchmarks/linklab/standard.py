@@ -24,6 +24,9 @@ SETS = {
     "1gbit": Set(2, "1gbit", _every(64)),
     "unshaped": Set(2, "unshaped", _every(64)),
     "4ranks": Set(4, "100mbit", _every(16)),
+    "slow1of3": Set(3, "100mbit", (("all_reduce", 16 * MIB, (GLOO, EXACT, CODED)),), last_rate="20mbit"),
+    "slow1of4": Set(4, "100mbit", (("all_reduce", 16 * MIB, (GLOO, EXACT, CODED)),), last_rate="20mbit"),
+    "slowup1of3": Set(3, "100mbit", (("all_reduce", 16 * MIB, (GLOO, EXACT, CODED)),), last_rate="20mbit/100mbit"),
 }
 
 

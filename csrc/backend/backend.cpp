@@ -42,6 +42,7 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
   config.epoch = epoch;
   config.chunk_bytes = settings.chunk_bytes;
   config.connections = settings.turns();
+  config.equal_slices = at::globalContext().deterministicAlgorithms();  // codes follow the slices, and these the links
   config.timeout = group.options->timeout;
   config.flight_record = settings.flight_record;
   if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;
@@ -120,7 +121,7 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   Engine* engine = parts_.group.running();
   if (!parts_.group.isHere()) return true;
   if (engine && !engine->drainFor(left())) return false;
-  return parts_.group.callbacks->idleWithin(left()) && (!engine || engine->awaitArrivals(left()));
+  return parts_.group.callbacks->idleWithin(left()) && (!engine || engine->awaitArrivals(left() + Engine::kArrivals));
 }
 
 void LowcommBackend::breakOff() {

@@ -117,8 +117,8 @@ class LowcommBackend : public BackendOps {
   // The group's last ops and messages as JSON (engine/flight.h).
   std::string flightRecord();
 
-  // Whether all ops have ended, and their futures' callbacks let go of what they held, by `end`. Waits until then for
-  // small messages that are still on their way (P2p::finish).
+  // Whether all ops have ended, and their futures' callbacks let go of what they held, by `end`. Waits up to
+  // Engine::kArrivals longer for frames that are still on their way.
   bool settledBy(std::chrono::steady_clock::time_point end);
   // Fails what is under way, at the end of the process. The peers see the connections close.
   void breakOff();

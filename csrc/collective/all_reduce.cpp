@@ -6,6 +6,7 @@
 //   3. It sends the encoded sum to all others, (W - 1)/W·n bytes out, and decodes it too. Frame k leaves as soon as the
 //      shares that it was summed from are there, while later ones still arrive.
 //   4. It decodes the sums of the others, (W - 1)/W·n bytes in. All ranks have decoded the same codes.
+// Slices are equal, or, where the ranks' links are not, of the lengths that keep all of them full (link_shares.h).
 // Exact tensors take the same steps, without codes, except between two ranks, and small ones, which a second message
 // would make wait longer than their bytes do: every rank sends all of its elements to all others, (W - 1)·n bytes out,
 // and adds all up in rank order itself. The bits are the same.
@@ -26,8 +27,19 @@
 namespace lowcomm {
 namespace {
 
+// Slice s of a tensor is that of rank first_owner + s, and so is weight s.
+std::vector<uint64_t> turned(std::vector<uint64_t> weights, uint32_t first_owner) {
+  if (!weights.empty()) std::ranges::rotate(weights, weights.begin() + first_owner % weights.size());
+  return weights;
+}
+
+// Where phases take turns a link idles in one direction for two frames.
+size_t chunkBytes(const OpContext& op) {
+  return op.sliceWeights().empty() ? op.chunkBytes() : std::max(kMinChunkBytes, op.chunkBytes() / 4);
+}
+
 // For each rank, the parts of all tensors that make up its slice.
-ScatterEntries shareOut(const AllReduceMessage& message, int ranks) {
+ScatterEntries shareOut(const AllReduceMessage& message, int ranks, const std::vector<uint64_t>& weights) {
   if (message.codec.id == CodecId::none && message.tensors.size() > 1) {  // a layout would join their segments
     throw ValueError("all_reduce: expected one exact tensor in a message, got " +
                      std::to_string(message.tensors.size()));
@@ -36,7 +48,8 @@ ScatterEntries shareOut(const AllReduceMessage& message, int ranks) {
   ScatterEntries entries(ranks);
   for (uint32_t t = 0; t < message.tensors.size(); ++t) {
     const ReduceTensor& tensor = message.tensors[t];
-    const std::vector<Slice> slices = slicesOf(tensor.elements, message.codec, ranks);
+    const std::vector<Slice> slices =
+        slicesOf(tensor.elements, message.codec, ranks, turned(weights, tensor.first_owner));
     for (int s = 0; s < ranks; ++s) {
       const auto [first, count] = slices[s];
       if (count == 0) continue;
@@ -69,8 +82,8 @@ std::vector<Layout> layoutsOf(const ScatterEntries& entries, const CodecSpec& co
 // One message. `send_slices` takes steps 1 and 2, `send_sums` 3 and 4 (collective/summer.h).
 struct SlicedTensors {
   SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
-      : entries(shareOut(message, op.size())),
-        plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype, op.chunkBytes(),
+      : entries(shareOut(message, op.size(), op.sliceWeights())),
+        plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype, chunkBytes(op),
                                                 op.size())),
         slices(*plans),
         sums(message.sums ? std::make_shared<CodedSums>(plans, entries) : nullptr),
@@ -94,6 +107,15 @@ bool isExactAndWhole(const AllReduceMessage& message, const Reduction& reduction
   if (reduction.premultiplied || message.tensors.size() != 1) return false;
   const ReduceTensor& tensor = message.tensors[0];
   return !tensor.residual && travelsWhole(tensor.elements * itemBytes(message.dtype), ranks);
+}
+
+// Whether a frame of sums takes the frames of one round only.
+bool isCut(const RankPlans& slices, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (size_t k = 0; k < slices.of(rank).frames.size(); ++k)
+      if (slices.of(rank).wholeWith(k) != k) return false;
+  }
+  return true;
 }
 
 // Describes the message as the caller passed it, not its slices.
@@ -145,6 +167,10 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
     return;
   }
   exchange.description = describeReduction(op.op, summaries, reduction);
+  exchange.cut_by_links = op.size() > 2 && !tensors.empty();
+  // A slow rank sends much in the first phase and receives much in the second.
+  exchange.paired = !op.sliceWeights().empty() && whole.empty() &&
+                    std::ranges::all_of(tensors, [&](const auto& one) { return isCut(one.slices, op.size()); });
   runExchange(op, exchange);
   for (size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].summer->wait();

@@ -22,7 +22,8 @@ GroupContext::GroupContext(Transport& transport, GroupConfig config)
       connections(config.connections),
       timeout_ms(config.timeout.count()),
       frames(frameCapacity(config.chunk_bytes)),
-      window(transport.size() - 1) {}
+      window(transport.size() - 1),
+      links(transport.size(), config.equal_slices) {}
 
 std::string GroupContext::rankName(int rank) const {
   if (rank < 0) return "any rank";
@@ -135,6 +136,67 @@ std::pair<std::byte*, size_t> BufferPool::surplus() {
   idle_bytes_ -= bytes;
   freed_bytes_[0] += bytes;
   return {buffer, bytes};
+}
+
+bool LeavingFrames::take(std::vector<OutgoingFrame>& frames) {
+  std::map<int, size_t> more;
+  for (const OutgoingFrame& frame : frames) {
+    for (const OutgoingFrame::Way& way : frame.sending)
+      if ((more[way.peer] += BufferPool::span(frame.buffer).size()) > kMost) return false;
+  }
+  std::vector<Leaving> arrived;  // destroyed without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [peer, bytes] : more) {
+    if (is_closing_) return false;
+    ToPeer& before = peers_[peer];
+    for (; !before.frames.empty() && isOver(*before.frames.front().transfer); before.frames.pop_front()) {
+      before.bytes -= before.frames.front().bytes;
+      arrived.push_back(std::move(before.frames.front()));
+    }
+    if (before.bytes + bytes > kMost) return false;
+  }
+  for (OutgoingFrame& frame : frames) {
+    const size_t bytes = frame.sending.empty() ? 0 : BufferPool::span(frame.buffer).size();
+    const auto buffer = std::make_shared<BufferPool::Buffer>(std::move(frame.buffer));
+    for (OutgoingFrame::Way& way : frame.sending) {
+      ToPeer& to = peers_[way.peer];
+      to.frames.push_back({std::move(way.transfer), buffer, bytes});
+      to.bytes += bytes;
+    }
+  }
+  frames.clear();
+  return true;
+}
+
+void LeavingFrames::settle(OpContext& op) {
+  std::map<int, ToPeer> peers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    peers = peers_;
+  }
+  for (const auto& [peer, to] : peers) {
+    for (const Leaving& frame : to.frames)
+      op.wait(*frame.transfer, peer, "sending a frame of an op before");
+  }
+}
+
+std::vector<int> LeavingFrames::flush(std::chrono::milliseconds patience) {
+  const auto end = OpContext::Clock::now() + patience;
+  std::map<int, ToPeer> peers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_closing_ = true;
+    peers = peers_;
+  }
+  std::vector<int> without;
+  for (const auto& [peer, to] : peers) {
+    const bool all = std::all_of(to.frames.begin(), to.frames.end(), [&](const Leaving& frame) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
+      return isOver(*frame.transfer, std::max(left, std::chrono::milliseconds(0)));
+    });
+    if (!all) without.push_back(peer);
+  }
+  return without;
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "collective/link_shares.h"
 #include "collective/op_context.h"
 #include "transport/transport.h"
 
@@ -122,6 +124,51 @@ class BufferPool {
   size_t ended_ = 0;                     // ops and messages since then
 };
 
+// A frame of this rank, perhaps under way to one or more peers.
+struct OutgoingFrame {
+  struct Way {
+    int peer;
+    uint32_t number;  // of the frame, among those to this peer
+    std::shared_ptr<Transfer> transfer;
+  };
+  BufferPool::Buffer buffer;
+  std::vector<Way> sending;
+};
+
+// Frames that the transport has and that have yet to arrive, of ops and messages that are over: to wait for them would
+// cost each op a round trip more. Where one is lost the next op with the peer fails. Thread-safe.
+class LeavingFrames {
+ public:
+  // Bytes of memory for each peer, four frames of 256 KiB and a page more each. A frame that goes to several peers
+  // counts for each of them.
+  static constexpr size_t kMost = 1088 << 10;
+
+  // Takes the frames if there is room for all of them, next to those that it has and that have not arrived.
+  bool take(std::vector<OutgoingFrame>& frames);
+
+  // Waits until those that it has have arrived, each under the progress deadline. Throws TransferError.
+  void settle(OpContext& op);
+
+  // Waits, at most for `patience`, until all have arrived or are lost; returns the peers that lack one, ascending. From
+  // the first call on none is taken.
+  std::vector<int> flush(std::chrono::milliseconds patience);
+
+ private:
+  struct Leaving {
+    std::shared_ptr<Transfer> transfer;
+    std::shared_ptr<BufferPool::Buffer> buffer;  // of all ways of the frame
+    size_t bytes;
+  };
+  struct ToPeer {
+    std::deque<Leaving> frames;  // in the order that they were sent in
+    size_t bytes = 0;            // of their buffers
+  };
+
+  std::mutex mutex_;
+  std::map<int, ToPeer> peers_;
+  bool is_closing_ = false;
+};
+
 // The options of a group. Epoch, chunk_bytes and connections are agreed by its ranks.
 struct GroupConfig {
   std::string group = "default";
@@ -129,6 +176,7 @@ struct GroupConfig {
   uint32_t epoch = 0;                          // frames of another one are refused
   size_t chunk_bytes = 256 << 10;              // payload of a full frame
   int connections = 1;                         // to every peer, for bulk: frames take them in turn
+  bool equal_slices = false;                   // of all_reduces, also where links are of unequal speed (LinkShares)
   std::chrono::milliseconds timeout{1800000};  // progress deadline
   size_t flight_record = 0;                    // ops that the flight record holds; each rank's own affair
   std::string flight_folder;                   // where it is written; empty: the system's for temporary files
@@ -146,8 +194,10 @@ struct GroupContext {
   const int connections;     // to every peer over the bulk lane: a transfer's tag, modulo this, picks one
   std::atomic<std::chrono::milliseconds::rep> timeout_ms;  // progress deadline: no frame for this long is a fault
   BufferPool frames;
+  LeavingFrames leaving;
   std::vector<std::byte> accumulator, scaled;  // scratch of the worker's reductions, kept from op to op
   SendWindow window;                           // the worker's
+  LinkShares links;                            // the worker's
 
   int rank() const { return transport.rank(); }
   int size() const { return transport.size(); }

@@ -1,6 +1,7 @@
 #include "collective/conversation.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace lowcomm {
 
@@ -38,8 +39,10 @@ std::span<std::byte> Conversation::take(int peer, IncomingFrame& frame, const ch
   return op_.group.frames.span(frame.buffer);
 }
 
-std::byte* Conversation::memoryOf(OutgoingFrame& frame) {
-  if (!frame.buffer) frame.buffer = op_.group.frames.take();
+// Small frames are kept in small buffers: many of them may be on their way when their ops are over.
+std::byte* Conversation::memoryOf(OutgoingFrame& frame, size_t bytes) {
+  BufferPool& pool = op_.group.frames;
+  if (!frame.buffer) frame.buffer = bytes <= pool.capacity() / 4 ? pool.take(bytes) : pool.take();
   return frame.buffer.get();
 }
 
@@ -48,6 +51,7 @@ void Conversation::send(OutgoingFrame& frame, int peer, size_t bytes) {
   const uint32_t number = peers_[peer].sent++, tag = tagOf(number);
   frame.sending.push_back(
       {peer, number, op_.begin(peer, [&] { return op_.group.transport.isend(Lane::bulk, peer, tag, data); })});
+  if (number == 0) op_.met(peer, frame.sending.back().transfer);
   op_.counters.wire_bytes += bytes;
 }
 
@@ -72,11 +76,11 @@ void Conversation::giveBackBefore(size_t r) {
   }
 }
 
-void Conversation::settleRounds() {
-  for (auto& frames : outgoing_) {
-    for (OutgoingFrame& frame : frames)
-      settle(frame);
-  }
+void Conversation::leave(std::vector<OutgoingFrame> frames) {
+  for (size_t r = given_back_; r < given_back_ + ahead_; ++r)
+    std::move(outgoing_[r % ahead_].begin(), outgoing_[r % ahead_].end(), std::back_inserter(frames));
+  for (size_t k = 0; k < frames.size() && !op_.group.leaving.take(frames); ++k)
+    settle(frames[k]);
 }
 
 void Conversation::ignore(int peer, uint32_t frames) {

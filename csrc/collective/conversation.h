@@ -14,17 +14,6 @@ namespace lowcomm {
 
 class OpContext;
 
-// A frame of this rank, perhaps under way to one or more peers.
-struct OutgoingFrame {
-  struct Way {
-    int peer;
-    uint32_t number;  // of the frame, among those to this peer
-    std::unique_ptr<Transfer> transfer;
-  };
-  BufferPool::Buffer buffer;
-  std::vector<Way> sending;
-};
-
 // The frames of one op between this rank and its peers on the bulk lane: their transfers, their buffers and their
 // numbers. Frame 0 of either direction is the description of the op; the number picks the connection. A failed transfer
 // throws TransferError. The worker's thread alone.
@@ -51,15 +40,19 @@ class Conversation {
   // Waits until the frames of all rounds before r have left, and gives their buffers back.
   void giveBackBefore(size_t r);
 
-  // Memory for one frame, which takes a buffer where the frame has none. Nothing of the frame may be under way.
-  std::byte* memoryOf(OutgoingFrame& frame);
+  // Memory for one frame of at most `bytes`, which takes a buffer where the frame has none. Nothing of the frame may be
+  // under way.
+  std::byte* memoryOf(OutgoingFrame& frame, size_t bytes);
 
   // Hands the first `bytes` of a frame to the transport.
   void send(OutgoingFrame& frame, int peer, size_t bytes);
 
-  // Waits until a frame has left; until those of all rounds have.
+  // Waits until a frame has arrived.
   void settle(OutgoingFrame& frame);
-  void settleRounds();
+
+  // Waits until so few of these frames, and of those of rounds, have yet to arrive that the group takes them
+  // (LeavingFrames).
+  void leave(std::vector<OutgoingFrame> frames);
 
   // Frames, the description among them, that were sent to a peer, and that receives were posted for.
   uint32_t sent(int peer) const { return peers_[peer].sent; }

@@ -13,6 +13,8 @@
 namespace lowcomm {
 namespace {
 
+constexpr const char* kRates = "rates";  // the last field, which ranks do not compare
+
 uint32_t numberOf(const KeyValues& counts, const std::string& name) {
   for (const auto& [key, value] : counts.fields) {
     uint32_t number = 0;
@@ -32,6 +34,11 @@ KeyValues Descriptions::forPeer(int peer) const {
   KeyValues description = exchange_.description;
   if (!exchange_.pair_fields.empty()) description.fields.push_back(exchange_.pair_fields[peer]);
   return description;
+}
+
+// What this rank knows of its links.
+std::string Descriptions::rates() const {
+  return exchange_.cut_by_links ? op_.group.links.text() : "";
 }
 
 void Descriptions::record() const {
@@ -56,7 +63,11 @@ void Descriptions::send() {
     const bool first = static_cast<size_t>(d) <= frames_.size();
     OutgoingFrame& frame = first ? frames_[d - 1] : frames_[0];
     if (first) {
-      bytes = sealText(conversation_.memoryOf(frame), op_.header(FrameKind::control), forPeer(peer).text());
+      KeyValues description = forPeer(peer);
+      if (const std::string mine = rates(); !mine.empty()) description.fields.emplace_back(kRates, mine);
+      const std::string text = description.text();
+      std::byte* const memory = conversation_.memoryOf(frame, kFrameHeaderBytes + text.size());
+      bytes = sealText(memory, op_.header(FrameKind::control), text);
     }
     conversation_.send(frame, peer, bytes);
   }
@@ -64,11 +75,23 @@ void Descriptions::send() {
 
 std::optional<Descriptions::Difference> Descriptions::compare() {
   std::optional<Difference> first;
+  std::vector<std::vector<uint64_t>> told;  // of all ranks up to the peer
+  const auto tell = [&](const std::string& text) {
+    if (!text.empty()) told.push_back(LinkShares::parse(text, op_.size()));
+  };
   for (int peer = 0; peer < op_.size(); ++peer) {
-    if (peer == op_.rank()) continue;
+    if (peer == op_.rank()) {
+      tell(rates());
+      continue;
+    }
     const auto bytes = conversation_.takeDescription(peer);
     KeyValues theirs;
-    op_.attribute(peer, [&] { theirs = fieldsIn(op_, FrameKind::control, bytes); });
+    op_.attribute(peer, [&] {
+      theirs = fieldsIn(op_, FrameKind::control, bytes);
+      if (theirs.fields.empty() || theirs.fields.back().first != kRates) return;
+      tell(theirs.fields.back().second);
+      theirs.fields.pop_back();
+    });
     try {
       expectSameFields(forPeer(peer), op_.rank(), theirs, peer);
     } catch (const WireError& error) {
@@ -76,12 +99,14 @@ std::optional<Descriptions::Difference> Descriptions::compare() {
       if (!first) first = {peer, error.what()};
     }
   }
+  if (told.size() == differs_.size()) op_.group.links.agree(told);
   return first;
 }
 
 void Descriptions::part(const std::string& reason) {
   const std::map<int, FrameCounts> partings = exchangeCounts();
-  const size_t bytes = sealText(conversation_.memoryOf(filler_), op_.header(FrameKind::error), reason);
+  std::byte* const memory = conversation_.memoryOf(filler_, kFrameHeaderBytes + reason.size());
+  const size_t bytes = sealText(memory, op_.header(FrameKind::error), reason);
   for (const auto& [peer, theirs] : partings) {
     while (conversation_.sent(peer) < theirs.expected)
       conversation_.send(filler_, peer, bytes);
@@ -92,6 +117,7 @@ void Descriptions::part(const std::string& reason) {
 
 // With every peer that differs, each of which does so with this rank among its own.
 std::map<int, Descriptions::FrameCounts> Descriptions::exchangeCounts() const {
+  op_.group.leaving.settle(op_);  // control messages must not overtake them (OpContext::receive)
   std::vector<TextExchange> peers;
   for (int peer = 0; peer < op_.size(); ++peer) {
     if (!differs_[peer]) continue;
@@ -113,10 +139,9 @@ std::map<int, Descriptions::FrameCounts> Descriptions::exchangeCounts() const {
   return theirs;
 }
 
-void Descriptions::settle() {
-  for (OutgoingFrame& frame : frames_)
-    conversation_.settle(frame);
-  conversation_.settle(filler_);
+std::vector<OutgoingFrame> Descriptions::release() {
+  frames_.push_back(std::move(filler_));
+  return std::move(frames_);
 }
 
 }  // namespace lowcomm

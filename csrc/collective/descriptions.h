@@ -44,8 +44,8 @@ class Descriptions {
   // error frames that carry `reason`; and every receive is waited for. Nothing of this op is left on the lane then.
   void part(const std::string& reason);
 
-  // Waits until all frames of this class have left.
-  void settle();
+  // All frames of this class, perhaps under way: the last call.
+  std::vector<OutgoingFrame> release();
 
  private:
   // The frames of one op between this rank and a peer, descriptions among them.
@@ -55,6 +55,7 @@ class Descriptions {
   };
 
   KeyValues forPeer(int peer) const;
+  std::string rates() const;
   std::map<int, FrameCounts> exchangeCounts() const;
 
   OpContext& op_;

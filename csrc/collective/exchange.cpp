@@ -15,6 +15,8 @@ namespace lowcomm {
 
 namespace {
 
+constexpr uint64_t kMuch = 256 << 10;  // bytes to a peer, by which its link is measured
+
 class Runner {
  public:
   Runner(OpContext& op, const Exchange& exchange)
@@ -22,8 +24,9 @@ class Runner {
         group_(op.group),
         rank_(op.rank()),
         size_(op.size()),
-        rounds_(roundsOf(exchange.phases)),
+        rounds_(roundsOf(exchange.phases, exchange.paired)),
         ahead_(roundsAhead(exchange.phases, rank_)),
+        measures_(exchange.cut_by_links),
         conversation_(op, ahead_),
         descriptions_(op, exchange, conversation_) {}
 
@@ -49,8 +52,8 @@ class Runner {
       }
     }
     if (rounds_.empty()) compareDescriptions();
-    conversation_.settleRounds();
-    descriptions_.settle();
+    conversation_.leave(descriptions_.release());
+    if (measures_ && op_.counters.wire_bytes >= kMuch * (size_ - 1)) group_.links.measure(group_.transport.report());
     op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) op_.refused(*refused_, reason_);
@@ -110,8 +113,9 @@ class Runner {
     Stopwatch watch(op_, Doing::encode);
     const Round& round = rounds_[r];
     const auto encode = [&](OutgoingFrame& frame, int peer, const MessagePlan& message) {
-      std::byte* payload = conversation_.memoryOf(frame) + kFrameHeaderBytes;
-      round.phase->encode(round.k, peer, {payload, message.frames[round.k].payload_bytes});
+      const size_t bytes = message.frames[round.k].payload_bytes;
+      std::byte* const payload = conversation_.memoryOf(frame, roomFor(bytes)) + kFrameHeaderBytes;
+      round.phase->encode(round.k, peer, {payload, bytes});
     };
     try {
       startRounds(r);
@@ -137,7 +141,7 @@ class Runner {
 
   // The header in front of an encoded payload, or an error frame. Returns the frame's bytes.
   size_t seal(OutgoingFrame& frame, const MessagePlan& message, const Round& round) {
-    if (gaveUp()) return sealText(conversation_.memoryOf(frame), op_.header(FrameKind::error), reason_);
+    if (gaveUp()) return sealText(conversation_.memoryOf(frame, roomFor(0)), op_.header(FrameKind::error), reason_);
     Stopwatch watch(op_, Doing::encode);
     const FrameHeader header = dataHeader(message, round);
     const size_t bytes = kFrameHeaderBytes + header.payload_bytes;
@@ -224,7 +228,8 @@ class Runner {
   GroupContext& group_;
   const int rank_, size_;
   const std::vector<Round> rounds_;
-  const size_t ahead_;                 // rounds that receives are posted for
+  const size_t ahead_;  // rounds that receives are posted for
+  const bool measures_;
   size_t started_ = 0, finished_ = 0;  // rounds
   Conversation conversation_;
   Descriptions descriptions_;
@@ -278,16 +283,27 @@ std::vector<const MessagePlan*> onlyFor(int rank, int ranks, const MessagePlan* 
   return messages;
 }
 
-std::vector<Round> roundsOf(const std::vector<Phase*>& phases) {
+std::vector<Round> roundsOf(const std::vector<Phase*>& phases, bool paired) {
   std::vector<Round> rounds;
-  size_t before = 0;  // where the rounds of the phase before begin
-  for (Phase* phase : phases) {
-    const size_t begin = rounds.size();
-    for (size_t k = 0; k < phase->rounds(); ++k) {
+  std::vector<size_t> before;  // where in `rounds` those of the phase before are
+  for (size_t p = 0; p < phases.size(); ++p) {
+    std::vector<size_t> own;
+    size_t next = 0;  // of the phase that takes turns with this one
+    std::vector<size_t> of_next;
+    const auto take = [&](Phase* phase, size_t k, const std::vector<size_t>& first, std::vector<size_t>& places) {
       const size_t after = phase->readyAfter(k);
-      rounds.push_back({phase, k, after > 0 ? before + after : 0});
+      places.push_back(rounds.size());
+      rounds.push_back({phase, k, after > 0 ? first[after - 1] + 1 : 0});
+    };
+    Phase* const second = paired ? phases[p + 1] : nullptr;
+    for (size_t k = 0; k < phases[p]->rounds(); ++k) {
+      take(phases[p], k, before, own);
+      if (second && next < std::min(k, second->rounds())) take(second, next++, own, of_next);
     }
-    before = begin;
+    for (; second && next < second->rounds(); ++next)
+      take(second, next, own, of_next);
+    before = second ? std::move(of_next) : std::move(own);
+    p += second ? 1 : 0;
   }
   return rounds;
 }

@@ -29,6 +29,16 @@ struct Exchange {
   std::vector<std::pair<std::string, std::string>> pair_fields = {};
 
   std::vector<Phase*> phases = {};  // in order; they live until the end of the exchange
+
+  // Whether the messages are cut by the speed of the ranks' links (LinkShares). Then what each rank knows of its own is
+  // the last field of its description, which ranks do not compare, and where all ranks know theirs the group's next
+  // ops are cut by that. A large exchange is measured when it is over.
+  //
+  // Of two ranks none is: whatever its slice is, each of them sends and receives one tensor.
+  bool cut_by_links = false;
+
+  // Whether the rounds of two phases take turns (roundsOf).
+  bool paired = false;
 };
 
 // Runs it to the end. Throws ValueError when this rank's own data could not be encoded, PeerRefusal when a peer's could
@@ -92,8 +102,9 @@ struct Round {
   size_t needs;  // rounds of the exchange that must be over before this one's frames are made
 };
 
-// The rounds of all phases, in their order.
-std::vector<Round> roundsOf(const std::vector<Phase*>& phases);
+// The rounds of all phases: phase after phase, or, where they are `paired`, those of the first and second, of the third
+// and fourth phase by turns: round k of the second behind round k + 1 of the first. Only where readyAfter(k) is k + 1.
+std::vector<Round> roundsOf(const std::vector<Phase*>& phases, bool paired);
 
 // How many rounds' frames to or from a peer of `rank` there is room for at once: half of the longest message, or of
 // half the exchange where that is many short ones, from 4 to SendWindow::kMost. The memory for all peers is then less

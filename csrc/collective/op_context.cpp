@@ -29,6 +29,10 @@ size_t OpContext::chunkBytes() const {
   return group.chunk_bytes;
 }
 
+const std::vector<uint64_t>& OpContext::sliceWeights() const {
+  return group.links.weights();
+}
+
 FrameHeader OpContext::header(FrameKind kind) const {
   FrameHeader header;
   header.kind = kind;
@@ -67,9 +71,19 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
   note([](OpProgress::State& state) { state.wait.reset(); });
 }
 
+void OpContext::met(int peer, std::shared_ptr<Transfer> greeting) {
+  greetings_.resize(group.size());
+  greetings_[peer] = std::move(greeting);
+}
+
+// Whether the peer has received this rank's first frame: it has come to this op, and may be in the next one.
+bool OpContext::isHere(int peer) const {
+  return !greetings_.empty() && greetings_[peer] && isOver(*greetings_[peer]);
+}
+
 // Ops that ranks number differently have no tag in common and would wait in silence, so a wait for a frame that is long
-// looks for messages of another op from its sender: a rank begins its next op when its frames of the one before have
-// all been received. Twice in a row: the frame may have come in between.
+// looks for messages of another op from its sender, where that has not come to this one. Twice in a row: the frame may
+// have come in between.
 void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
   constexpr std::chrono::milliseconds kLook{1000};
   if (deadline <= kLook) return transfer.wait(deadline);
@@ -85,7 +99,7 @@ void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds 
                              "Timed out waiting " + std::to_string(deadline.count()) + "ms for the message");
       }
     }
-    const std::optional<uint32_t> before = std::exchange(other, otherOpOf(peer));
+    const std::optional<uint32_t> before = std::exchange(other, isHere(peer) ? std::nullopt : otherOpOf(peer));
     if (other && before == other)
       fail(peer, "sequence: expected " + std::to_string(sequence) + ", got " + std::to_string(*other));
   }

@@ -192,6 +192,7 @@ class OpContext {
   int rank() const;
   int size() const;
   size_t chunkBytes() const;
+  const std::vector<uint64_t>& sliceWeights() const;  // LinkShares::weights
 
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;
@@ -214,6 +215,9 @@ class OpContext {
 
   // Adds to the counter of what was done, and to the timeline.
   void spent(Doing doing, Clock::time_point start, Clock::time_point end);
+
+  // This rank's first frame to `peer`, in the worker's ops.
+  void met(int peer, std::shared_ptr<Transfer> greeting);
 
   // Changes the op's entry in the flight record; `change` gets an OpProgress::State.
   template <class F>
@@ -254,10 +258,13 @@ class OpContext {
   [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
 
  private:
+  bool isHere(int peer) const;
   void receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const;
   std::optional<uint32_t> otherOpOf(int peer) const;
   std::string story(int peer, const std::string& why) const;
   std::string numbers() const;
+
+  std::vector<std::shared_ptr<Transfer>> greetings_;  // by rank; null where nothing was sent
 };
 
 // The time until it goes out of scope is spent on that.

@@ -1,10 +1,12 @@
 #include "collective/plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "collective/message_summary.h"
+#include "collective/op_context.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -14,6 +16,11 @@ namespace {
 // bytes.
 constexpr size_t kLargestGranule = 65536 + 64;
 constexpr size_t kPartUnit = 64;  // payloads are multiples of it, so that all parts are
+
+// a·b / c, rounded up, of b <= c; a·b may be more than 64 bits hold.
+uint64_t timesOver(uint64_t a, uint64_t b, uint64_t c) {
+  return a / c * b + (a % c * b + c - 1) / c;
+}
 
 // The largest count whose encoding fits `room`, a multiple of the granularity unless it is all that is left.
 uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
@@ -62,6 +69,10 @@ NonFiniteError Run::inMessage(const NonFiniteError& error, const std::string& of
 
 size_t frameCapacity(size_t chunk_bytes) {
   return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule);
+}
+
+size_t roomFor(size_t payload_bytes) {
+  return kFrameHeaderBytes + std::max(payload_bytes, kMaxErrorText);
 }
 
 size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes) {
@@ -153,14 +164,19 @@ FrameHeader MessagePlan::header(const Frame& frame) const {
   return header;
 }
 
-std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks) {
+std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks,
+                            const std::vector<uint64_t>& weights) {
   const uint64_t unit = unitOf(codec);
   const uint64_t units = (elements + unit - 1) / unit;
-  const uint64_t length = (units + ranks - 1) / ranks * unit;
+  const uint64_t all = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
   std::vector<Slice> slices;
+  uint64_t first = 0, weight = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const uint64_t first = std::min(elements, rank * length);
-    slices.push_back({first, std::min(length, elements - first)});
+    weight += weights.empty() ? 0 : weights[rank];
+    const uint64_t behind = weights.empty() ? (units + ranks - 1) / ranks * (rank + 1) : timesOver(units, weight, all);
+    const uint64_t end = std::min(elements, behind * unit);
+    slices.push_back({first, end - first});
+    first = end;
   }
   return slices;
 }

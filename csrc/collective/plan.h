@@ -76,6 +76,9 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 // Bytes that any frame of the group fits in, header included: a cut needs one granule even where a frame is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
+// Bytes that a frame with such a payload fits in, and an error frame in its place.
+size_t roomFor(size_t payload_bytes);
+
 // Frames that an encoded message is cut into at least, where that makes none smaller than kMinChunkBytes: before the
 // first one is encoded and after the last one has come the link has nothing to do. An exact one is copied, which is
 // a short pause, and each of its frames costs two processes a wake.
@@ -98,8 +101,10 @@ struct Slice {
 
 // Cuts `elements` into a slice a rank, in order: all of the same length, a multiple of what the codec is cut at (of its
 // bucket; of 512 elements, or of a row, where it cannot be cut) except for the last ones, which are shorter or empty.
-// Each is encoded as a tensor of its own. ValueError where makeCodec throws it.
-std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks);
+// With weights, one a rank, their lengths are in proportion to these. Each is encoded as a tensor of its own.
+// ValueError where makeCodec throws it.
+std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks,
+                            const std::vector<uint64_t>& weights = {});
 
 // How one tensor's parts, a rank each, are cut into frames: once where all parts are cut in the same way.
 class RankPlans {

@@ -55,6 +55,7 @@ void agree(OpContext& op, const KeyValues& mine) {
   }
   std::vector<TextExchange> peers;
   op.conversing = true;
+  group.leaving.settle(op);  // control messages must not overtake them (OpContext::receive)
   for (int d = 1; d < size; ++d)
     peers.emplace_back(op, (rank - d + size) % size, FrameKind::hello, Lane::control, op.first_tag + kAgreementTag)
         .post();

@@ -12,8 +12,6 @@ namespace lowcomm {
 namespace {
 
 constexpr std::chrono::milliseconds kNoticePatience{500}, kNoLimit{0};
-// 4 MiB take as long on a link of 4 Mbit/s; what a peer has not taken by then it will hardly take.
-constexpr std::chrono::seconds kArrivals{10};
 
 }  // namespace
 
@@ -104,19 +102,19 @@ void Engine::shutdown() {
   ops_.stop();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
-  if (endedWhy().empty())
-    awaitArrivals(std::min<std::chrono::milliseconds>(kArrivals, std::chrono::milliseconds(group_.timeout_ms.load())));
+  if (endedWhy().empty()) awaitArrivals();
   cancelWaits();
   ops_.waitUntilLeft();
   messages_.stop();
 }
 
 bool Engine::awaitArrivals(std::chrono::milliseconds patience) {
+  patience = std::min(patience, std::chrono::milliseconds(group_.timeout_ms.load()));
   std::string peers;
-  for (const int peer : messages_.flush(patience))
+  for (const int peer : group_.leaving.flush(patience))
     peers += (peers.empty() ? "" : ", ") + group_.rankName(peer);
   if (peers.empty()) return true;
-  logLine("group " + group_.name + " ends on " + group_.rankName(group_.rank()) + ", and small messages to " + peers +
+  logLine("group " + group_.name + " ends on " + group_.rankName(group_.rank()) + ", and the last frames to " + peers +
           " have not arrived within " + std::to_string(patience.count()) + " ms");
   return false;
 }

@@ -64,13 +64,14 @@ class Engine {
   // abort() for a signal handler that raised an exception of this name in a wait for `op`.
   void interrupt(const std::string& op, const std::string& name);
 
-  // Ends the worker after what is queued, then, after awaitArrivals() of 10 s or the progress deadline, both lanes, and
-  // with them what runs next to the worker; returns when that has ended too. Any number of times, not from runInline().
+  // Ends the worker after what is queued, then, after awaitArrivals(), both lanes, and with them what runs next to the
+  // worker; returns when that has ended too. Any number of times, not from runInline().
   void shutdown();
 
-  // Whether small messages that have ended here have arrived (P2p::flush), within `patience`; a line to stderr says who
-  // has not received them. From then on sends wait until they have arrived.
-  bool awaitArrivals(std::chrono::milliseconds patience);
+  // Whether the frames of ops and messages that have ended here have arrived (LeavingFrames::flush), within `patience`
+  // or the progress deadline; a line to stderr says who has not received them. From then on ops wait for all of theirs.
+  bool awaitArrivals(std::chrono::milliseconds patience = kArrivals);
+  static constexpr std::chrono::seconds kArrivals{10};  // what four peers are sent takes as long at 4 Mbit/s
 
   // drain() for at most `patience`; returns whether everything has ended.
   bool drainFor(std::chrono::milliseconds patience);

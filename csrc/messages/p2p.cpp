@@ -184,7 +184,7 @@ void P2p::finish(P2pMessage& message) {
   if (message.sends) {
     auto& send = static_cast<P2pSend&>(message);
     send.waitForReceiver();
-    send.waitForArrival(leave(send));
+    send.waitForArrival();
     error = send.error();
   } else {
     error = finishRecv(static_cast<P2pRecv&>(message));
@@ -249,47 +249,10 @@ void P2p::takeDown(P2pRecv& message) {
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
-// Whether the send, whose frames are handed over, ends before they have arrived. They are kept until then.
-bool P2p::leave(P2pSend& send) {
-  const size_t bytes = send.heldBytes();
-  std::lock_guard<std::mutex> lock(mutex_);
-  Leaving& leaving = leaving_[send.peer];
-  const bool fits = bytes <= kLeavingBytes && leaving.bytes + bytes <= kMostLeaving;
-  if (is_closing_ || send.key.flow.channel() || !fits) return false;
-  leaving.bytes += bytes;
-  leaving.sends.push_back(std::static_pointer_cast<P2pSend>(send.shared_from_this()));
-  return true;
-}
-
-std::vector<int> P2p::flush(std::chrono::milliseconds patience) {
-  const auto end = OpContext::Clock::now() + patience;
-  std::map<int, Leaving> leaving;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_closing_ = true;
-    leaving = leaving_;
-  }
-  std::vector<int> without;
-  for (const auto& [peer, of_peer] : leaving) {
-    const bool all = std::all_of(of_peer.sends.begin(), of_peer.sends.end(), [&](const auto& send) {
-      return send->isOver(std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
-    });
-    if (!all) without.push_back(peer);
-  }
-  return without;
-}
-
-// Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for, and sends of
-// any that have arrived since they ended.
+// Erases, with a message of a tag, the older ones of that tag that completed and that no thread waits for.
 void P2p::forget(P2pMessage& done) {
-  std::deque<std::shared_ptr<P2pMessage>> dropped, arrived;  // destroyed without the lock
+  std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [peer, leaving] : leaving_) {
-    for (; !leaving.sends.empty() && leaving.sends.front()->isOver({}); leaving.sends.pop_front()) {
-      leaving.bytes -= leaving.sends.front()->heldBytes();
-      arrived.push_back(leaving.sends.front());
-    }
-  }
   const auto flow = flows_.find(keyOf(done));
   if (flow == flows_.end()) return;
   auto& under_way = flow->second.under_way;

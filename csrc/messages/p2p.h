@@ -100,16 +100,9 @@ class P2p {
   // could not be or if the two sides mean different messages, and any other PeerError if a transfer failed or a frame
   // is not the expected one (with both values).
   //
-  // A send of a tag that takes at most kLeavingBytes does not wait until it has arrived, which would cost a round trip:
-  // once its receiver has announced itself its frames are the transport's to deliver. At most kMostLeaving bytes may be
-  // on their way to a peer so; what is more waits. Where such a send is lost the next op with the peer fails.
+  // A send of a tag does not wait for its last frames, which would cost a round trip: once its receiver has announced
+  // itself they are the group's to deliver (LeavingFrames).
   void finish(P2pMessage& message);
-  static constexpr size_t kLeavingBytes = 272 << 10;  // 256 KiB, and a page more for each of at most four frames
-  static constexpr size_t kMostLeaving = 4 * kLeavingBytes;
-
-  // Waits, at most for `patience`, until peers have all that was left to the transport, or it is lost; returns those
-  // that do not. From the first call on sends wait until they have arrived.
-  std::vector<int> flush(std::chrono::milliseconds patience);
 
   // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
   // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not
@@ -173,7 +166,6 @@ class P2p {
   std::exception_ptr finishRecv(P2pRecv& message);
   void adopt(P2pRecv& message, uint32_t number);
   void takeDown(P2pRecv& message);
-  bool leave(P2pSend& send);
   void forget(P2pMessage& done);
   void close(const Key& key, Flow& flow);
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
@@ -187,15 +179,8 @@ class P2p {
   std::map<int, SenderNumbers> sent_;  // by peer
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
-  // Finished sends to a peer whose frames have yet to arrive, and the memory that these take.
-  struct Leaving {
-    std::deque<std::shared_ptr<P2pSend>> sends;
-    size_t bytes = 0;
-  };
-  std::map<int, Leaving> leaving_;
-  bool is_closing_ = false;          // no send leaves any more
-  std::map<int, MessageTags> tags_;  // of messages that this rank receives
-  std::condition_variable changed_;  // a block's withdrawal has come, or lost_
+  std::map<int, MessageTags> tags_;     // of messages that this rank receives
+  std::condition_variable changed_;     // a block's withdrawal has come, or lost_
 };
 
 }  // namespace lowcomm

@@ -122,8 +122,7 @@ P2pSend::P2pSend(GroupContext& group, int peer, MessageKey key, MessagePlan plan
 
 void P2pSend::encode(Source& source) {
   for (size_t k = 0; k < plan.frames.size(); ++k) {
-    const size_t room = kFrameHeaderBytes + std::max<size_t>(plan.frames[k].payload_bytes, kMaxErrorText);
-    Outgoing frame{op.group.frames.take(room), 0};
+    Outgoing frame{op.group.frames.take(roomFor(plan.frames[k].payload_bytes)), 0};
     frame.bytes = encodeFrame(source, k, frame.buffer.get());
     std::lock_guard<std::mutex> lock(mutex_);
     if (refused_) return;  // error frames have gone in place of all
@@ -256,32 +255,32 @@ void P2pSend::waitForReceiver() {
   if (lost) op.fail(peer, *lost, "starting a transfer");
 }
 
-void P2pSend::waitForArrival(bool leaves) {
-  for (size_t k = 0; k < transfers_.size(); ++k) {
-    if (leaves && !lowcomm::isOver(*transfers_[k])) continue;
-    op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
+// A channel's wait: both sides count what is under way (P2p::resume).
+void P2pSend::waitForArrival() {
+  std::vector<OutgoingFrame> frames = release();
+  for (OutgoingFrame& frame : frames) {
+    for (const auto& [to, number, transfer] : frame.sending) {
+      const bool is_over = isOver(*transfer);
+      if (!is_over && !key.flow.channel() && op.group.leaving.take(frames)) return;
+      op.wait(*transfer, to, "sending a frame", number);
+    }
+    frame = {};
   }
-  if (leaves) return;
+}
+
+// Its frames, which are the caller's from now on. Error frames are one buffer, sent several times.
+std::vector<OutgoingFrame> P2pSend::release() {
   std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<OutgoingFrame> frames(frames_.size());
+  for (size_t k = 0; k < transfers_.size(); ++k) {
+    OutgoingFrame& frame = frames[std::min(k, frames.size() - 1)];
+    frame.sending.push_back({peer, static_cast<uint32_t>(k), std::move(transfers_[k])});
+  }
+  for (size_t k = 0; k < frames.size(); ++k)
+    frames[k].buffer = std::move(frames_[k].buffer);
   transfers_.clear();
   frames_.clear();
-}
-
-size_t P2pSend::heldBytes() {
-  constexpr size_t kPage = 4096;
-  std::lock_guard<std::mutex> lock(mutex_);
-  size_t bytes = 0;
-  for (const Outgoing& frame : frames_)
-    bytes += (frame.bytes + kPage - 1) / kPage * kPage;
-  return bytes;
-}
-
-bool P2pSend::isOver(std::chrono::milliseconds patience) {
-  const auto end = OpContext::Clock::now() + patience;
-  return std::all_of(transfers_.begin(), transfers_.end(), [&](const auto& transfer) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
-    return lowcomm::isOver(*transfer, std::max(left, std::chrono::milliseconds(0)));
-  });
+  return frames;
 }
 
 P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,

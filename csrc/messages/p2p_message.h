@@ -152,17 +152,14 @@ class P2pSend : public P2pMessage {
   void lose(const TransportError& error);
   // Waits until the receiver has announced itself, which hands the frames to the transport. Throws TransferError.
   void waitForReceiver();
-  // Waits until every frame has arrived; where it `leaves`, only finds those that were lost. Throws TransferError.
-  void waitForArrival(bool leaves);
-  // Bytes of memory that its frames take.
-  size_t heldBytes();
-  // Whether every frame that it left has arrived or is lost, within `patience`.
-  bool isOver(std::chrono::milliseconds patience);
+  // Waits until every frame has arrived, or the group takes those that have not (LeavingFrames). Throws TransferError.
+  void waitForArrival();
   // Why the message was not delivered: the ValueError of its elements, or PeerRefusal where the receiver expects
   // another one. Null where it was.
   std::exception_ptr error();
 
   size_t encodeFrame(Source& source, size_t k, std::byte* frame);
+  std::vector<OutgoingFrame> release();
   void sendReady();
   void sendErrors(uint32_t frames, const std::string& reason);
   void start(size_t k, std::span<const std::byte> frame);

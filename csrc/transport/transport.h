@@ -54,6 +54,10 @@ struct ConnectionReport {
   uint64_t times_made = 0;                      // once, and again after each cut
   uint64_t sent_bytes = 0, received_bytes = 0;  // headers and bytes sent again included, those of TCP and below not
   uint64_t retransmitted = 0;                   // segments, by the kernel
+  // Of the connection that there is, by the kernel: bytes, and the time in which the sender or the network had some,
+  // without that in which the receiver had no room.
+  uint64_t acknowledged_bytes = 0;
+  double busy_s = 0;
   double round_trip_s = 0, least_round_trip_s = 0;
   std::string congestion;  // the kernel's congestion control
   std::string cipher;      // empty: none

@@ -101,6 +101,8 @@ ConnectionReport Link::report() const {
   report.retransmitted += socket.retransmitted;
   report.round_trip_s = socket.round_trip_s;
   report.least_round_trip_s = socket.least_round_trip_s;
+  report.acknowledged_bytes = socket.acknowledged_bytes;
+  report.busy_s = socket.busy_s;
   report.congestion = std::move(socket.congestion);
   report.cipher = connection_->pipe().cipher();
   report.path = dialer_.pathOf(connection_->fd());

@@ -76,6 +76,8 @@ SocketReport reportOf(int fd) {
   if (info.tcpi_min_rtt != UINT32_MAX) report.least_round_trip_s = 1e-6 * info.tcpi_min_rtt;
   report.retransmitted = info.tcpi_total_retrans;
   report.delivered_a_s = static_cast<double>(info.tcpi_delivery_rate);
+  report.acknowledged_bytes = info.tcpi_bytes_acked;
+  report.busy_s = 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited);
   return report;
 }
 

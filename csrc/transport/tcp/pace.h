@@ -23,6 +23,8 @@ struct SocketReport {
   double round_trip_s = 0, least_round_trip_s = 0;
   uint64_t retransmitted = 0;  // segments
   double delivered_a_s = 0;    // bytes, lately
+  uint64_t acknowledged_bytes = 0;
+  double busy_s = 0;  // ConnectionReport
   std::string congestion;
 };
 SocketReport reportOf(int fd);

@@ -33,7 +33,7 @@ else:
 """
 
 
-# Rank 0 ends when its last send has returned.
+# Rank 0 ends when its last send, and a broadcast of its own, have returned.
 SENDS = """
 import os, sys
 rank = 0 if os.fork() else 1
@@ -48,6 +48,9 @@ for n in (1, 1000, 65_536, 10):
             got = torch.zeros(n)
             dist.recv(got, 0, tag=i % 3)
             assert torch.equal(got, x), (n, i)
+x = torch.full((100_000,), float(rank))
+dist.broadcast(x, 0)
+assert torch.equal(x, torch.zeros(100_000))
 if rank == 1:
     print("all have come", flush=True)
     os._exit(0)
@@ -84,7 +87,7 @@ def test_with_a_small_send_that_does_not_arrive():
     outputs = []
     ranks.run_ranks(_sends_to_a_stopped_rank, 2, timeout=60, kill_last=[1], outputs=outputs)
     assert (
-        "ends on rank 0 (global 0), and small messages to rank 1 (global 1) have not arrived within 2000 ms"
+        "ends on rank 0 (global 0), and the last frames to rank 1 (global 1) have not arrived within 2000 ms"
         in outputs[0]
     )
 
