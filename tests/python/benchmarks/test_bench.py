@@ -169,9 +169,8 @@ def _last_bit(result):
     ("argv", "spoil", "wrong"),
     [
         (["all_reduce"], _last_bit, 2),  # an element, and a rank that differs from rank 0
-        (["all_gather", "--codec", "minmax8"], _one_off, 2),
-        (["all_gather", "--codec", "gauss8"], _one_off, 4097),  # the block of 4096 that it stands in
-        (["reduce_scatter", "--codec", "sym4"], _nan, 1),
+        (["all_gather", "--codec", "minmax8"], _one_off, 4097),  # the block of 4096 that it stands in
+        (["reduce_scatter", "--codec", "sym4"], _nan, 4096),
         (["sendrecv"], _last_bit, 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -227,8 +226,8 @@ def test_rates_are_of_bits():
         ("all_reduce -n 0", "-n: expected at least 1, got 0"),
         ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
         ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
-        ("all_reduce --timeout 0", "--timeout: expected more than 0 seconds, got 0"),
-        ("link --skip 3 --seconds 2", "--skip: expected 0 or more and less than --seconds 2, got 3"),
+        ("all_reduce --timeout 0", "--timeout: expected more than 0, got 0"),
+        ("link --seconds 0", "--seconds: expected more than 0, got 0"),
         ("link --ranks 1", "--ranks: expected at least 2, got 1"),
     ],
 )
@@ -255,12 +254,6 @@ def test_what_no_op_takes_is_refused(capsys, argv, says):
     assert all(part in last for part in says), last
 
 
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["bench", "all_reduce", "--plot", "plot.png"]) == 2
-    assert "expected matplotlib to be installed" in capsys.readouterr().err
-
-
 def test_gloo_must_be_gloo(capsys, monkeypatch):
     monkeypatch.setenv("LOWCOMM_AS_GLOO", "1")
     assert cli.main(["bench", "all_reduce", "--peer", "gloo"]) == 2
@@ -270,7 +263,6 @@ def test_gloo_must_be_gloo(capsys, monkeypatch):
 @pytest.mark.later
 def test_ranks_of_its_own(tmp_path):
     """As a user starts it, with everything that it writes."""
-    pytest.importorskip("matplotlib")
     command = [
         sys.executable,
         "-m",
@@ -283,12 +275,11 @@ def test_ranks_of_its_own(tmp_path):
         "--peer",
         "gloo",
     ]
-    files = ["--json", tmp_path / "made" / "rows.json", "--plot", tmp_path / "plot.png"]
+    files = ["--json", tmp_path / "made" / "rows.json"]
     ended = ranks.run_command([*command, *files], deadline_s=120, cwd=tmp_path)
     assert ended.code == 0, ended.text
     assert [row["size"] for row in parsed(ended.out)] == ["4096", "65536"]
     assert len(json.loads((tmp_path / "made" / "rows.json").read_text())["rows"]) == 2
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.later
@@ -334,21 +325,17 @@ def test_a_rank_that_dies_is_named_by_the_others(capfd):
 
 
 def _links(r, path):
-    done = _run(
-        r, [["link", "--seconds", "0.3", "--skip", "0.1", "--pings", "20", "--interface", "lo", "--json", path]]
-    )
-    with pytest.raises(OSError, match="'nowhere0'"):
-        sockets.own_ip("nowhere0")
+    done = _run(r, [["link", "--seconds", "0.3", "--pings", "20", "--json", path]])
     assert dist.get_world_size() == r.size
     return done[0]
 
 
 def test_a_link_is_measured_on_the_interface_of_groups(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
-    assert sockets.own_ip(None) == "127.0.0.1"
+    assert sockets.own_ip() == "127.0.0.1"
     monkeypatch.setenv("LOWCOMM_SOCKET_IFNAME", "nowhere0")
-    with pytest.raises(OSError, match="got 'nowhere0'"):
-        sockets.own_ip(None)
+    with pytest.raises(OSError, match="expected one of lo.*, got 'nowhere0'"):
+        sockets.own_ip()
 
 
 @pytest.mark.later
@@ -357,9 +344,7 @@ def test_links(trio, tmp_path):
     done = trio(_links, path, timeout=60)
     assert [status for status, _ in done] == [0, 0, 0]
     stored = json.loads(path.read_text())
-    assert set(stored) == {"versions", "machine", "op", "options", "rows", "hosts", "connections"}
-    assert sum("connections, made" in line for line in done[0][1].splitlines()) == 3
-    assert [len(mine) for mine in stored["connections"]] == [4] * 3
+    assert set(stored) == {"versions", "machine", "op", "options", "rows", "hosts"}
     assert [(row["a"], row["b"]) for row in stored["rows"]] == [(0, 1), (0, 2), (1, 2)]
     for row in stored["rows"]:
         assert len(row["rtts_us"]) == 20
@@ -367,7 +352,7 @@ def test_links(trio, tmp_path):
         ways = ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")
         assert all(row[f"{way}_mbit_s"] > 0 for way in ways)
     assert [(host["rank"], host["address"]) for host in stored["hosts"]] == [(r, "127.0.0.1") for r in range(3)]
-    moved = sum(row["a_to_b_mbit_s"] * 0.2e6 / 8 for row in stored["rows"])
+    moved = sum(row["a_to_b_mbit_s"] * 0.25e6 / 8 for row in stored["rows"])
     for host in stored["hosts"]:
         assert host["sent"] > moved / 2**16, "segments of at most 64 KiB carried what was counted"
         assert host["retransmitted"] >= 0

@@ -7,22 +7,32 @@ import torch
 from collective_cases import UNIT
 
 import torch_lowcomm as lc
-from torch_lowcomm.cli.bench.expected import BLOCK, moved, norms, reduced, stated_error, states_elements
+from torch_lowcomm.cli.bench.expected import BLOCK, moved, norms, reduced, stated_error
 
-STATED = [
+CODECS = [
     *(f"{family}{bits}" for family in ("minmax", "qsgd", "lattice", "sym", "mid") for bits in (2, 4, 8)),
-    "minmax4:bucket=64",
-    "sym3:bucket=tensor",
-    "minmax4:meta=bf16",
-    "qsgd4:meta=bf16",
-    "sym4:meta=bf16",
-    "mid8:meta=bf16",
-    "fp16",
-    "bf16",
-    "logbyte",
-    "log9",
+    *(
+        "minmax4:bucket=64",
+        "sym3:bucket=tensor",
+        "minmax4:meta=bf16",
+        "qsgd4:meta=bf16",
+        "sym4:meta=bf16",
+        "mid8:meta=bf16",
+    ),
+    *(
+        "fp16",
+        "bf16",
+        "logbyte",
+        "log9",
+        "gauss2",
+        "gauss4",
+        "minmax4:rotate=1",
+        "qsgd8:rotate=1",
+        "topk",
+        "topk:keep=0.01",
+    ),
+    *("sign1", "sym4:range=l2"),
 ]
-NORMS = ["gauss2", "gauss4", "minmax4:rotate=1", "qsgd8:rotate=1", "topk", "topk:keep=0.01", "sign1", "sym4:range=l2"]
 
 
 def data(n, seed, scale=1.0, shift=0.0):
@@ -33,26 +43,22 @@ def coded(codec, x, seed=5):
     return codec.roundtrip(x, seed=seed, stream=1 << 16, step=3)
 
 
-@pytest.mark.parametrize("spec", STATED + NORMS)
+@pytest.mark.parametrize("spec", CODECS)
 @pytest.mark.parametrize("n", [1, 63, 1500, 20_000])
 def test_a_codec_errs_within_its_bound_and_the_bound_is_no_idle_one(spec, n):
     codec = lc.codec(spec)
-    assert states_elements(codec) == (spec in STATED)
     for x in (data(n, 1), data(n, 2, scale=1e-3), data(n, 3, shift=5.0)):
         bound = stated_error(codec, x)
         error = coded(codec, x).double() - x.double()
-        assert bound.block == (1 if spec in STATED else BLOCK)
         assert bound.outside(error) == 0, spec
         spoilt = error.clone()
         spoilt[n // 2] += 3 * bound.values.max() + 1e-6
-        assert bound.outside(spoilt) == (1 if spec in STATED else min(BLOCK, n - n // 2 // BLOCK * BLOCK))
+        assert bound.outside(spoilt) == min(BLOCK, n - n // 2 // BLOCK * BLOCK)
         spoilt[n // 2] = float("nan")
         assert bound.outside(spoilt) > 0
-        if n == 20_000 and spec in STATED and not spec.startswith(("log", "fp", "bf")):
-            assert (error.abs() / bound.values).max() > 0.9, "a bound that is reached"
 
 
-@pytest.mark.parametrize("spec", STATED + NORMS)
+@pytest.mark.parametrize("spec", CODECS)
 @pytest.mark.parametrize("at", [0, 64, 777])
 def test_a_second_encode_errs_within_the_bound_of_what_is_known_of_its_input(spec, at):
     """The input is known within a slack only, and its buckets begin somewhere."""

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = ops.add_parser("link", description=link.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     link.add_arguments(sub)
     _add_ranks(sub)
-    sub.set_defaults(prepare=link.prepare, run=link.run)
+    sub.set_defaults(prepare=lambda arguments: arguments, run=link.run)
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +52,9 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.ranks is not None and (launched or arguments.ranks < 2):
             here = "none where a launcher has started the ranks" if launched else "at least 2"
             raise ValueError(f"--ranks: expected {here}, got {arguments.ranks}")
-        for name in ("timeout", "deadline"):
-            if getattr(arguments, name) <= 0:
-                raise ValueError(f"--{name}: expected more than 0 seconds, got {getattr(arguments, name):g}")
+        for name in {"timeout", "deadline", "seconds", "pings"} & vars(arguments).keys():
+            if vars(arguments)[name] <= 0:
+                raise ValueError(f"--{name}: expected more than 0, got {vars(arguments)[name]:g}")
     except ValueError as error:
         launch.say(str(error))
         return 2

@@ -2,17 +2,16 @@
 
 The bench uses plain TCP sockets, whose addresses the ranks gather over the group: the figures are those of the link and the
 hosts' TCP, without a backend. One pair measures at a time; the other ranks wait. A rank listens on the address from which it
-reaches MASTER_ADDR, or on that of --interface.
+reaches MASTER_ADDR, or on that of LOWCOMM_SOCKET_IFNAME; `doctor` compares all.
 
 columns
   a, b           the two ranks
   rtt            us from a and back, 64 bytes each way: median, fastest, distance of the quartiles / median
-  a->b, b->a     goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first --skip
-                 seconds / the time that they took. This leaves out TCP's start and the burst of a shaper
+  a->b, b->a     goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first sixth
+                 / the time that they took. This leaves out TCP's start and the burst of a shaper
   a->b*, b->a*   goodput with both ways busy
 Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
-the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. Then every two ranks have a
-line on the connections of the backend itself.
+the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too.
 """
 
 import argparse
@@ -26,9 +25,8 @@ import torch.distributed as dist
 
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm.cli.bench import report
-from torch_lowcomm.cli.bench.sockets import Connection, Listener
+from torch_lowcomm.cli.bench.sockets import Connection, Listener, own_ip
 from torch_lowcomm.cli.machine import heading
-from torch_lowcomm.groups import connections
 
 _PING_BYTES = 64
 _BLOCK_BYTES = 1 << 16
@@ -38,21 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("--seconds", type=float, default=3.0, metavar="S", help="seconds for which each direction is filled (3)")
-    add("--skip", type=float, default=0.5, metavar="S", help="seconds of these that do not count, at the start (0.5)")
     add("--pings", type=int, default=200, metavar="N", help="round trips (200)")
-    add("--interface", metavar="NAME", help="network interface whose IPv4 address is used (that of a group)")
     add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every round trip to FILE")
-
-
-def prepare(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Returns the arguments; a wrong one is a ValueError with its name, what was expected, and the value."""
-    if not 0 <= arguments.skip < arguments.seconds:
-        raise ValueError(
-            f"--skip: expected 0 or more and less than --seconds {arguments.seconds:g}, got {arguments.skip:g}"
-        )
-    if arguments.pings < 1:
-        raise ValueError(f"--pings: expected at least 1, got {arguments.pings}")
-    return arguments
 
 
 def run(job: argparse.Namespace) -> int:
@@ -61,10 +46,10 @@ def run(job: argparse.Namespace) -> int:
     if ranks < 2:
         raise ValueError(f"expected at least 2 ranks, got {ranks}")
     first = rank == 0
-    options = {"ranks": ranks, "seconds": job.seconds, "skip": job.skip, "pings": job.pings}
+    options = {"ranks": ranks, "seconds": job.seconds, "pings": job.pings}
     if first:
         print(heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
-    with Listener(rank, job.interface, job.timeout) as listener:
+    with Listener(rank, (own_ip(), 0), job.timeout) as listener:
         addresses = all_gather_json(listener.address)
         before = tcp_segments()
         rows = []
@@ -75,17 +60,14 @@ def run(job: argparse.Namespace) -> int:
                 if first:
                     print(_line(row), flush=True)
         hosts = _hosts(before, addresses)
-    ways = all_gather_json(connections(dist.group.WORLD).popitem()[1])
     if first:
         for host in hosts:
             sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
             print(
                 f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}", flush=True
             )
-        for line in _ways(ways):
-            print(line, flush=True)
         if job.json:
-            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts, connections=ways)
+            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts)
     return 0
 
 
@@ -114,8 +96,8 @@ def _pair(
     }
 
 
-def _measure(job: argparse.Namespace, link: Connection, *, leads: bool) -> dict[str, Any]:
-    """Runs one end of a pair: round trips, then leader to follower, follower to leader, and both ways at once."""
+def measure_each_way(job: argparse.Namespace, link: Connection, *, leads: bool) -> dict[str, Any]:
+    """Runs one end of a pair: round trips, then leader to follower, and follower to leader."""
     got: dict[str, Any] = {}
     ping = bytes(_PING_BYTES)
     if leads:
@@ -134,6 +116,12 @@ def _measure(job: argparse.Namespace, link: Connection, *, leads: bool) -> dict[
             link.send(ping)
         got["alone"] = _drain(job, link)
         _fill(job, link)
+    return got
+
+
+def _measure(job: argparse.Namespace, link: Connection, *, leads: bool) -> dict[str, Any]:
+    """Runs one end of a pair: each way, then both at once."""
+    got = measure_each_way(job, link, leads=leads)
     failed: list[Exception] = []
 
     def send() -> None:
@@ -163,13 +151,13 @@ def _fill(job: argparse.Namespace, link: Connection) -> None:
 
 
 def _drain(job: argparse.Namespace, link: Connection) -> float:
-    """Receives such blocks; returns their goodput in Mbit/s without those of the first `skip` seconds."""
+    """Receives such blocks; returns their goodput in Mbit/s without those of the first sixth of the seconds."""
     start = time.perf_counter()
     since, counted = start, 0
     while True:
         more = link.receive(_BLOCK_BYTES)[0] == 1
         now = time.perf_counter()
-        if now - start < job.skip:
+        if now - start < job.seconds / 6:
             since = now
         else:
             counted += _BLOCK_BYTES
@@ -177,7 +165,7 @@ def _drain(job: argparse.Namespace, link: Connection) -> float:
             break
     if counted == 0:
         raise RuntimeError(
-            f"expected a block of {_BLOCK_BYTES} bytes after --skip {job.skip:g} s, got none: the link needs more --seconds"
+            f"expected a block of {_BLOCK_BYTES} bytes after {job.seconds / 6:g} s, got none: the link needs more --seconds"
         )
     return counted * 8 / (now - since) / 1e6
 
@@ -199,23 +187,6 @@ def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str
     )
     everyone = all_gather_json(mine)
     return [{"rank": r, "address": addresses[r][0], **of} for r, of in enumerate(everyone)]
-
-
-def _ways(ways: list[list[dict[str, Any]]]) -> list[str]:
-    """Returns a line a pair of ranks on the group's own connections; of each rank's, as `lc.connections`."""
-    lines = []
-    for rank, mine in enumerate(ways):
-        for peer in sorted({one["peer"] for one in mine if one["peer"] > rank}):
-            found = [one for one in mine if one["peer"] == peer]
-            least = min(one["least_round_trip_s"] for one in found)
-            controls = "/".join(sorted({one["congestion"] for one in found}))
-            ciphers = "/".join(sorted({one["cipher"] or "none" for one in found}))
-            made = sum(one["times_made"] for one in found)
-            lines.append(
-                f"# rank {rank}, rank {peer}: {len(found)} connections, made {made} times, "
-                f"least round trip {1e6 * least:.1f} us, congestion control {controls}, cipher {ciphers}"
-            )
-    return lines
 
 
 _WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)

@@ -37,7 +37,6 @@ class Plan:
     rate: float | None  # of the link, bits a second
     timeout_s: float
     json: Path | None  # files that rank 0 writes
-    plot: Path | None
 
     @property
     def op(self) -> Operation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import socket
@@ -30,9 +31,7 @@ class Connection(contextlib.AbstractContextManager):
         try:
             made = cls(socket.create_connection((host, port), timeout_s), rank, peer, timeout_s)
         except OSError as error:
-            raise ConnectionError(
-                f"bench link: rank {rank} expected rank {peer} to listen on {host}:{port}: {error}"
-            ) from error
+            raise ConnectionError(f"rank {rank} expected rank {peer} to listen on {host}:{port}: {error}") from error
         made.send(bytes.fromhex(token) + struct.pack("<I", rank))
         return made
 
@@ -70,7 +69,7 @@ class Connection(contextlib.AbstractContextManager):
     def _failure(self, expected: str, got: object) -> ConnectionError:
         got = f"no progress for {self._timeout_s:g} s" if isinstance(got, TimeoutError) else got
         return ConnectionError(
-            f"bench link: rank {self._rank} with rank {self._peer}: expected {expected}, got {got} "
+            f"rank {self._rank} with rank {self._peer}: expected {expected}, got {got} "
             f"({self._sent} bytes sent, {self._received} received)"
         )
 
@@ -81,9 +80,9 @@ class Connection(contextlib.AbstractContextManager):
 class Listener(contextlib.AbstractContextManager):
     """A listening socket of this rank; `address` is what a peer needs to reach it."""
 
-    def __init__(self, rank: int, interface: str | None, timeout_s: float) -> None:
+    def __init__(self, rank: int, address: tuple[str, int], timeout_s: float) -> None:
         self._rank, self._timeout_s = rank, timeout_s
-        self._socket = socket.create_server((own_ip(interface), 0))
+        self._socket = socket.create_server(address)
         host, port = self._socket.getsockname()
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self.address: Address = (host, port, self._token.hex())
@@ -105,7 +104,7 @@ class Listener(contextlib.AbstractContextManager):
                     return caller
             made.close()
         raise ConnectionError(
-            f"bench link: rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
+            f"rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
             f"{self._timeout_s:g} s, got no connection"
         )
 
@@ -113,20 +112,30 @@ class Listener(contextlib.AbstractContextManager):
         self._socket.close()
 
 
-def own_ip(interface: str | None) -> str:
-    """Returns the IPv4 address of an interface, else of the one that a group would use, else the one that reaches MASTER_ADDR."""
-    ours, gloo = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("LOWCOMM", "GLOO"))
-    interface = interface or ours or gloo.split(",")[0]
+def interfaces() -> dict[str, str]:
+    """Returns the IPv4 address of each network interface that has one, by its name, in the system's order."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        if interface:
-            import fcntl
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
-            try:
-                found = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-            except OSError as error:
-                raise OSError(
-                    f"--interface: expected a network interface with an IPv4 address, got {interface!r}: {error}"
-                ) from error
-            return socket.inet_ntoa(found[20:24])
-        s.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
-        return str(s.getsockname()[0])
+
+def chosen_interface() -> str:
+    """Returns the network interface that a group is told to use; empty: none is named."""
+    ours, gloo = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("LOWCOMM", "GLOO"))
+    return ours or gloo.split(",")[0]
+
+
+def own_ip() -> str:
+    """Returns the IPv4 address of the interface that a group is told to use, else of the one that reaches MASTER_ADDR."""
+    name, all_of_them = chosen_interface(), interfaces()
+    if not name:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
+            return str(s.getsockname()[0])
+    if name not in all_of_them:
+        raise OSError(f"LOWCOMM_SOCKET_IFNAME: expected one of {', '.join(all_of_them)}, got {name!r}")
+    return all_of_them[name]

@@ -1,0 +1,120 @@
+"""`python -m torch_lowcomm doctor`: what it says of hosts with two interfaces, of hosts that are cut off, and of none."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from linklab import Lab, tools
+from links import ENV, expect_labs
+
+from torch_lowcomm.cli.doctor import advice
+
+DOCTOR = [sys.executable, "-m", "torch_lowcomm", "doctor"]
+
+
+def row(a, b, by, rate=None):
+    return {"from": a, "to": b, "by": by, "why": None if rate else "timed out", "there": rate, "back": 2 * (rate or 0)}
+
+
+def about(chosen=""):
+    return {"name": "it", "chosen": chosen}
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "said"),
+    [
+        ([row(0, 1, "a", 90), row(1, 0, "a", 95)], "", []),
+        ([row(0, 1, "a", 90), row(0, 1, "b", 100), row(1, 0, "a", 95)], "", []),
+        (
+            [row(0, 1, "a", 90), row(0, 1, "b", 900), row(1, 0, "a", 95)],
+            "",
+            ["LOWCOMM_SOCKET_IFNAME=b there: 900 Mbit/s, a"],
+        ),
+        ([row(0, 1, "a", 90), row(0, 1, "b", 900), row(1, 0, "a", 95)], "b", []),
+        (
+            [row(0, 1, "a", 900), row(0, 1, "b", 90), row(1, 0, "a", 95)],
+            "b",
+            ["LOWCOMM_SOCKET_IFNAME=a there: 900 Mbit/s, b"],
+        ),
+        ([row(0, 1, "a"), row(0, 1, "b", 90), row(1, 0, "a", 95)], "", []),
+        ([row(0, 1, "a"), row(1, 0, "a", 95)], "", ["no rank reaches it; LOWCOMM_DIAL_ONLY=1 there"]),
+        ([row(0, 1, "advertised", 90), row(0, 1, "a"), row(1, 0, "a", 95)], "", []),
+        ([row(0, 1, "a"), row(1, 0, "a")], "", ["reach each other at no address: open a port"]),
+    ],
+)
+def test_advice(rows, chosen, said):
+    found = advice(rows, {0: about(), 1: about(chosen)})
+    assert len(found) == len(said), found
+    assert all(words in sentence for words, sentence in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [({}, "a launcher such as torchrun sets RANK"), ({"RANK": "0", "WORLD_SIZE": "1"}, "MASTER_ADDR")],
+)
+def test_without_a_launcher(environment, said):
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    ended = subprocess.run(
+        DOCTOR, env=bare | ENV | environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode in (1, 2) and said in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+def examined(lab, **environment):
+    """Runs it on both hosts; returns the exit statuses, the words of each row, and rank 0's lines."""
+    job = lab.start([*DOCTOR, "--seconds", "0.8"], env=ENV | environment)
+    ended = job.wait(100)
+    lines = job.output(0).splitlines()
+    return [one.code for one in ended], [line.split() for line in lines if line[:5].strip().isdigit()], lines
+
+
+def test_hosts_with_two_interfaces():
+    """The second pair of interfaces is not shaped; then it loses its route."""
+    expect_labs()
+    with Lab(hosts=2, rate="20mbit") as lab:
+        spaces = [lab.namespace(host) for host in (0, 1)]
+        tools.ip("link", "add", "fast", "type", "veth", "peer", "name", "fast", "netns", spaces[1], inside=spaces[0])
+        for host, space in enumerate(spaces):
+            tools.ip("address", "add", f"10.99.0.{host + 1}/24", "dev", "fast", inside=space)
+            tools.ip("link", "set", "fast", "up", inside=space)
+        codes, rows, lines = examined(lab)
+        assert codes == [0, 0], lines
+        of = {(one[0], one[2]): float(one[5]) for one in rows}
+        assert len(rows) == 4 and {by for _, by in of} == {"fast", "eth0"}, lines
+        assert 10 < of["0", "eth0"] < 20 and of["0", "fast"] > 100, lines
+        advised = [line for line in lines if "LOWCOMM_SOCKET_IFNAME=fast" in line]
+        assert len(advised) == 2 and "rank 0 (" in advised[0] and socket.gethostname() in advised[0], lines
+
+        tools.ip("address", "del", "10.99.0.1/24", "dev", "fast", inside=spaces[0])
+        codes, rows, lines = examined(lab)
+        assert codes == [0, 0], lines
+        assert [one[:3] for one in rows if len(one) > 7 or not one[5][0].isdigit()] == [["0", "1", "fast"]], lines
+        assert not any("reach each other" in line or "DIAL_ONLY" in line for line in lines), lines
+
+
+def test_hosts_that_do_not_reach_each_other():
+    """The store's port is open and no other: both are told, and LOWCOMM_LISTEN's port is the one that is tried."""
+    expect_labs("nft")
+    with Lab(hosts=2, rate="unshaped") as lab:
+        port = lab.environment(0)["MASTER_PORT"]
+        rules = f"""table inet t {{
+            chain c {{
+                type filter hook input priority 0;
+                iif lo accept
+                tcp dport {{ {port}, 29600 }} accept
+                tcp sport {{ {port}, 29600 }} accept
+                meta l4proto tcp drop
+            }}
+        }}"""
+        for host in (0, 1):
+            tools.nft(rules, inside=lab.namespace(host))
+        codes, _, lines = examined(lab)
+        assert codes == [1, 1] and any("reach each other at no address" in line for line in lines), lines
+        codes, _, lines = examined(lab, LOWCOMM_LISTEN=":29600")
+        assert codes == [0, 0] and lines[-1] == "# nothing has to be set", lines

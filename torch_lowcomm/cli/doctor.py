@@ -1,0 +1,161 @@
+"""Tell what reaches what: hosts dial every address of each other, and are told round trips, rates and what to set.
+
+Start it on every host as the job will be started, with torchrun or another launcher. The ranks meet at torch's store and make no
+group, so it also runs where none can be made. The first rank of each host takes part. It listens on all interfaces, on the
+port of LOWCOMM_LISTEN (any free one without), and one of them dials at a time. Rank 0 prints.
+
+columns
+  from, to     two ranks; the first one dials
+  by, address  the second one's network interface, and its address; "advertised" is LOWCOMM_ADVERTISE
+  rtt          us, median of 20 round trips of 64 bytes
+  there, back  goodput in Mbit/s (10^6), one way at a time, without TCP's start
+An address that does not answer has the reason in their place. The exit status is 1 if two hosts do not reach each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_lowcomm.cli.bench import launch, link, report
+from torch_lowcomm.cli.bench.sockets import Connection, Listener, chosen_interface, interfaces
+from torch_lowcomm.cli.machine import heading
+
+_PATIENCE_S = 3.0  # until an address that does not answer is given up
+_MUCH = 1.2  # a rate is worth a setting if it is so many times as high
+_WIDTHS = (5, 5, 11, 16, 10, 10, 10)
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of each direction's filling (1.5)")
+    parser.add_argument("--timeout", type=float, default=120, metavar="S", help="until all ranks have come (120)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs as one rank. Returns 0; 1 if hosts do not reach each other or the store; 2 where an argument or variable is wrong."""
+    try:
+        if arguments.seconds <= 0:
+            raise ValueError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
+        store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=arguments.timeout))))
+        return _Doctor(arguments.seconds, dist.PrefixStore("lowcomm_doctor", store), rank, ranks).run()
+    except ValueError as error:
+        launch.say(f"doctor: {error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
+        return 2
+    except (RuntimeError, OSError) as error:
+        who, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+        launch.say(f"doctor: rank {who}, with the store at {host}:{port}: {error}")
+        return 1
+
+
+class _Doctor:
+    """One rank's part."""
+
+    def __init__(self, seconds: float, store: dist.Store, rank: int, ranks: int) -> None:
+        self._store, self._rank, self._ranks, self._turn = store, rank, ranks, 0
+        self._job = argparse.Namespace(seconds=seconds, pings=20)
+
+    def run(self) -> int:
+        port = int(os.environ.get("LOWCOMM_LISTEN", ":0").rpartition(":")[2])
+        port += int(os.environ.get("LOCAL_RANK", 0)) if port else 0
+        with Listener(self._rank, ("", port), _PATIENCE_S + 2) as listener:
+            everybody = self._gather(_about(self._rank, listener))
+            first = {about["host"]: about for about in reversed(everybody)}
+            hosts = {about["rank"]: about for about in reversed(first.values())}
+            self._print(heading("torch_lowcomm doctor", ranks=self._ranks, hosts=len(hosts)))
+            self._print("#" + report.aligned(("from", "to", "by", "address", "rtt", "there", "back"), _WIDTHS)[1:])
+            ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
+            rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
+        said = advice(rows, hosts)
+        for sentence in said or ["nothing has to be set"]:
+            self._print(f"# {sentence}")
+        self._store.set(f"end/{self._rank}", "")
+        for rank in range(self._ranks if self._rank == 0 else 0):  # its process may have the store
+            self._store.get(f"end/{rank}")
+        return int(any("no address" in sentence for sentence in said))
+
+    def _dial(self, listener: Listener, a: int, b: int, by: str, address: tuple[str, int, str]) -> Row:
+        """Rank a dials an address of rank b; the others wait."""
+        mine: Row = {}
+        try:
+            if self._rank == a:
+                with Connection.to(address, a, b, _PATIENCE_S) as made:
+                    mine = link.measure_each_way(self._job, made, leads=True)
+            elif self._rank == b:
+                with listener.accept(a) as made:
+                    mine = link.measure_each_way(self._job, made, leads=False)
+        except (OSError, RuntimeError) as error:
+            mine = {"why": str(error.__cause__ or error)}
+        found = self._gather(mine)
+        row = {"from": a, "to": b, "by": by, "why": found[a].get("why") or found[b].get("why")}
+        cells: tuple[str, ...] = ("", "", "")
+        if not row["why"]:
+            row |= {"there": found[b]["alone"], "back": found[a]["alone"]}
+            cells = tuple(f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), row["there"], row["back"]))
+        self._print(report.aligned((a, b, by, address[0], *cells), _WIDTHS) + (f"  {row['why']}" if row["why"] else ""))
+        return row
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """Returns every rank's value, as JSON has it."""
+        self._turn += 1
+        self._store.set(f"{self._turn}/{self._rank}", json.dumps(mine))
+        return [json.loads(self._store.get(f"{self._turn}/{rank}")) for rank in range(self._ranks)]
+
+    def _print(self, line: str) -> None:
+        if self._rank == 0:
+            print(line, flush=True)
+
+
+def _about(rank: int, listener: Listener) -> dict[str, Any]:
+    """Returns the rank's host (a network namespace is one), the interface that it is told to use, and its addresses."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    addresses = {name: (ip, *listener.address[1:]) for name, ip in interfaces().items() if not ip.startswith("127.")}
+    if advertised := os.environ.get("LOWCOMM_ADVERTISE", ""):
+        host, _, outside = advertised.rpartition(":")
+        addresses["advertised"] = (host, int(outside), listener.address[2])
+    about = {"rank": rank, "host": f"{boot} {Path('/proc/self/ns/net').stat().st_ino}", "chosen": chosen_interface()}
+    return about | {"name": f"rank {rank} ({socket.gethostname()})", "addresses": addresses}
+
+
+def advice(rows: list[Row], hosts: dict[int, dict[str, Any]]) -> list[str]:
+    """Returns what to set, a sentence each, for hosts by their ranks, with "name" and "chosen", their interface by choice."""
+    said = []
+    reached = [row for row in rows if not row["why"]]
+    ways = {(row["from"], row["to"]) for row in reached}
+    for rank, about in hosts.items():
+        for other in hosts:
+            if rank < other and not ways & {(rank, other), (other, rank)}:
+                said.append(
+                    f"{about['name']} and {hosts[other]['name']} reach each other at no address: open a port for each process "
+                    "(LOWCOMM_LISTEN=:29600), or set LOWCOMM_RELAY=HOST:29700 on both, where "
+                    "`python -m torch_lowcomm relay --listen :29700` runs on a HOST that both reach"
+                )
+        callers, called = {a for a, b in ways if b == rank}, {b for a, b in ways if a == rank}
+        if called and not callers:
+            said.append(
+                f"{about['name']}: no rank reaches it; LOWCOMM_DIAL_ONLY=1 there saves seconds of a group's start"
+            )
+        rates: dict[str, float] = {}
+        for row in reached:
+            if row["to"] == rank and row["by"] != "advertised":
+                rates[row["by"]] = min(rates.get(row["by"], float("inf")), row["there"], row["back"])
+        if not rates:
+            continue
+        best = max(rates, key=rates.__getitem__)
+        now = about["chosen"] if about["chosen"] in rates else next(iter(rates))
+        if rates[best] > _MUCH * rates[now]:
+            said.append(
+                f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {rates[best]:.0f} Mbit/s, {now}, which a group takes "
+                f"now, {rates[now]:.0f}"
+            )
+    return said
