@@ -83,7 +83,7 @@ if(LOWCOMM_BUILD_TESTS)
     set(replayed_core lowcomm_sanitized)
     set(sanitized_sources ${LOWCOMM_CORE_SOURCES})
     list(FILTER sanitized_sources INCLUDE REGEX
-      "/csrc/(base|kernels|codec|wire)/|/transport/tcp/|/(messages/announcement|collective/(context|message_summary|plan))\\.|/pipeline/slot_file_header\\.")
+      "/csrc/(base|kernels|codec|wire)/|/transport/tcp/|/(messages/announcement|collective/(context|link_shares|message_summary|op_context|plan))\\.|/pipeline/slot_file_header\\.")
     list(FILTER sanitized_sources EXCLUDE REGEX "/codec/fused")
     add_library(lowcomm_sanitized STATIC ${sanitized_sources} ${avx2_units} ${neon_units})
     target_compile_definitions(lowcomm_sanitized PRIVATE ${avx2_definition} ${neon_definition} ${LOWCOMM_TLS_DEFINITION})
