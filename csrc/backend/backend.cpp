@@ -121,7 +121,9 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   Engine* engine = parts_.group.running();
   if (!parts_.group.isHere()) return true;
   if (engine && !engine->drainFor(left())) return false;
-  return parts_.group.callbacks->idleWithin(left()) && (!engine || engine->awaitArrivals(left() + Engine::kArrivals));
+  if (!parts_.group.callbacks->idleWithin(left())) return false;
+  end += Engine::kArrivals;
+  return !engine || engine->awaitArrivals(left());
 }
 
 void LowcommBackend::breakOff() {

@@ -146,14 +146,9 @@ bool LeavingFrames::take(std::vector<OutgoingFrame>& frames) {
   }
   std::vector<Leaving> arrived;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
+  forget(arrived);
   for (const auto& [peer, bytes] : more) {
-    if (is_closing_) return false;
-    ToPeer& before = peers_[peer];
-    for (; !before.frames.empty() && isOver(*before.frames.front().transfer); before.frames.pop_front()) {
-      before.bytes -= before.frames.front().bytes;
-      arrived.push_back(std::move(before.frames.front()));
-    }
-    if (before.bytes + bytes > kMost) return false;
+    if (is_closing_ || peers_[peer].bytes + bytes > kMost) return false;
   }
   for (OutgoingFrame& frame : frames) {
     const size_t bytes = frame.sending.empty() ? 0 : BufferPool::span(frame.buffer).size();
@@ -168,31 +163,42 @@ bool LeavingFrames::take(std::vector<OutgoingFrame>& frames) {
   return true;
 }
 
-void LeavingFrames::settle(OpContext& op) {
-  std::map<int, ToPeer> peers;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    peers = peers_;
+// With the lock: moves what has arrived, or is lost, to `arrived`.
+void LeavingFrames::forget(std::vector<Leaving>& arrived) {
+  for (auto& [peer, to] : peers_) {
+    for (; !to.frames.empty() && isOver(*to.frames.front().transfer); to.frames.pop_front()) {
+      to.bytes -= to.frames.front().bytes;
+      arrived.push_back(std::move(to.frames.front()));
+    }
   }
-  for (const auto& [peer, to] : peers) {
+}
+
+void LeavingFrames::settle(OpContext& op) {
+  for (const auto& [peer, to] : copy()) {
     for (const Leaving& frame : to.frames)
       op.wait(*frame.transfer, peer, "sending a frame of an op before");
   }
 }
 
+std::map<int, LeavingFrames::ToPeer> LeavingFrames::copy() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return peers_;
+}
+
 std::vector<int> LeavingFrames::flush(std::chrono::milliseconds patience) {
-  const auto end = OpContext::Clock::now() + patience;
-  std::map<int, ToPeer> peers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_closing_ = true;
-    peers = peers_;
   }
+  auto end = OpContext::Clock::now() + patience;
   std::vector<int> without;
-  for (const auto& [peer, to] : peers) {
+  for (const auto& [peer, to] : copy()) {
     const bool all = std::all_of(to.frames.begin(), to.frames.end(), [&](const Leaving& frame) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now());
-      return isOver(*frame.transfer, std::max(left, std::chrono::milliseconds(0)));
+      if (isOver(*frame.transfer)) return true;
+      if (left.count() <= 0 || !isOver(*frame.transfer, left)) return false;
+      end = OpContext::Clock::now() + patience;  // the link moves
+      return true;
     });
     if (!all) without.push_back(peer);
   }

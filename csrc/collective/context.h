@@ -136,7 +136,8 @@ struct OutgoingFrame {
 };
 
 // Frames that the transport has and that have yet to arrive, of ops and messages that are over: to wait for them would
-// cost each op a round trip more. Where one is lost the next op with the peer fails. Thread-safe.
+// cost each op a round trip more. Those that have arrived are given back with the next op or message. Where one is lost
+// the next op with the peer fails. Thread-safe.
 class LeavingFrames {
  public:
   // Bytes of memory for each peer, four frames of 256 KiB and a page more each. A frame that goes to several peers
@@ -149,8 +150,8 @@ class LeavingFrames {
   // Waits until those that it has have arrived, each under the progress deadline. Throws TransferError.
   void settle(OpContext& op);
 
-  // Waits, at most for `patience`, until all have arrived or are lost; returns the peers that lack one, ascending. From
-  // the first call on none is taken.
+  // Waits until all have arrived or are lost, as long as one does within `patience` of the one before; returns the
+  // peers for which one has not, ascending. From the first call on none is taken.
   std::vector<int> flush(std::chrono::milliseconds patience);
 
  private:
@@ -163,6 +164,9 @@ class LeavingFrames {
     std::deque<Leaving> frames;  // in the order that they were sent in
     size_t bytes = 0;            // of their buffers
   };
+
+  void forget(std::vector<Leaving>& arrived);
+  std::map<int, ToPeer> copy();
 
   std::mutex mutex_;
   std::map<int, ToPeer> peers_;

@@ -25,7 +25,10 @@ void Conversation::post(int peer, IncomingFrame& frame) {
 }
 
 std::span<std::byte> Conversation::takeDescription(int peer) {
-  return take(peer, peers_[peer].description, "waiting for its description of the op");
+  const std::span<std::byte> description =
+      take(peer, peers_[peer].description, "waiting for its description of the op");
+  op_.met(peer);
+  return description;
 }
 
 std::span<std::byte> Conversation::take(int peer, size_t r) {
@@ -51,7 +54,6 @@ void Conversation::send(OutgoingFrame& frame, int peer, size_t bytes) {
   const uint32_t number = peers_[peer].sent++, tag = tagOf(number);
   frame.sending.push_back(
       {peer, number, op_.begin(peer, [&] { return op_.group.transport.isend(Lane::bulk, peer, tag, data); })});
-  if (number == 0) op_.met(peer, frame.sending.back().transfer);
   op_.counters.wire_bytes += bytes;
 }
 

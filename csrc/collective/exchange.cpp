@@ -15,7 +15,7 @@ namespace lowcomm {
 
 namespace {
 
-constexpr uint64_t kMuch = 256 << 10;  // bytes to a peer, by which its link is measured
+constexpr uint64_t kMuch = 256 << 10;  // bytes to each peer, on average, after which links are measured
 
 class Runner {
  public:
@@ -53,7 +53,8 @@ class Runner {
     }
     if (rounds_.empty()) compareDescriptions();
     conversation_.leave(descriptions_.release());
-    if (measures_ && op_.counters.wire_bytes >= kMuch * (size_ - 1)) group_.links.measure(group_.transport.report());
+    if (measures_ && op_.counters.wire_bytes >= kMuch * (size_ - 1) && group_.links.isDue())
+      group_.links.measure(group_.transport.report());
     op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) op_.refused(*refused_, reason_);

@@ -23,6 +23,13 @@ bool isNear(uint64_t now, uint64_t before) {
 
 LinkShares::LinkShares(int ranks, bool equal) : equal_(equal), before_(ranks), rates_(ranks) {}
 
+bool LinkShares::isDue() {
+  const auto now = std::chrono::steady_clock::now();
+  if (equal_ || now - asked_ < std::chrono::milliseconds(100)) return false;
+  asked_ = now;
+  return true;
+}
+
 void LinkShares::measure(const std::vector<ConnectionReport>& connections) {
   std::vector<Carried> now(before_.size());
   for (const ConnectionReport& one : connections) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,7 +24,9 @@ class LinkShares {
   // With `equal` it knows nothing and tells nothing, so that no rank of the group cuts by rates.
   explicit LinkShares(int ranks, bool equal = false);
 
-  // Takes the reports of the connections after an op that all peers had much of.
+  // Whether it is worth asking for the reports of the connections: a tenth of a second after it has had some.
+  bool isDue();
+  // Takes them, after an op in which this rank has sent its peers much.
   void measure(const std::vector<ConnectionReport>& connections);
 
   // KiB/s to each rank, in decimal with spaces between them, 0 for what is not known; empty where nothing is.
@@ -48,6 +51,7 @@ class LinkShares {
   };
 
   const bool equal_;
+  std::chrono::steady_clock::time_point asked_;
   std::vector<Carried> before_;   // by peer, when they were last measured
   std::vector<uint64_t> rates_;   // by peer
   std::vector<uint64_t> agreed_;  // by rank

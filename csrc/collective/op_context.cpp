@@ -71,19 +71,14 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
   note([](OpProgress::State& state) { state.wait.reset(); });
 }
 
-void OpContext::met(int peer, std::shared_ptr<Transfer> greeting) {
-  greetings_.resize(group.size());
-  greetings_[peer] = std::move(greeting);
-}
-
-// Whether the peer has received this rank's first frame: it has come to this op, and may be in the next one.
-bool OpContext::isHere(int peer) const {
-  return !greetings_.empty() && greetings_[peer] && isOver(*greetings_[peer]);
+void OpContext::met(int peer) {
+  met_.resize(group.size());
+  met_[peer] = true;
 }
 
 // Ops that ranks number differently have no tag in common and would wait in silence, so a wait for a frame that is long
-// looks for messages of another op from its sender, where that has not come to this one. Twice in a row: the frame may
-// have come in between.
+// looks for the first message of another op from its sender, unless the sender has described this one. First messages
+// of ops come in order. Twice in a row: the one of this op may have come in between.
 void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
   constexpr std::chrono::milliseconds kLook{1000};
   if (deadline <= kLook) return transfer.wait(deadline);
@@ -99,7 +94,7 @@ void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds 
                              "Timed out waiting " + std::to_string(deadline.count()) + "ms for the message");
       }
     }
-    const std::optional<uint32_t> before = std::exchange(other, isHere(peer) ? std::nullopt : otherOpOf(peer));
+    const std::optional<uint32_t> before = std::exchange(other, otherOpOf(peer));
     if (other && before == other)
       fail(peer, "sequence: expected " + std::to_string(sequence) + ", got " + std::to_string(*other));
   }
@@ -107,10 +102,11 @@ void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds 
 
 // The number of another op that `peer` has sent frames of.
 std::optional<uint32_t> OpContext::otherOpOf(int peer) const {
+  if (!met_.empty() && met_[peer]) return {};
   for (const Lane lane : {Lane::bulk, Lane::control}) {
     const uint32_t first = lane == Lane::bulk ? 0 : kOpTags;  // there are others than ops' on the control lane
     const auto tag = group.transport.unclaimed(lane, peer, first, kTaggedOps * kOpTags);
-    if (!tag || *tag / kOpTags == first_tag / kOpTags) continue;
+    if (!tag || *tag % kOpTags != 0 || *tag / kOpTags == first_tag / kOpTags) continue;
     constexpr int kUnknownBits = 32 - std::countr_zero(kTaggedOps);  // of the number: it is the nearest to this op's
     const uint32_t ahead = (*tag / kOpTags - first_tag / kOpTags) << kUnknownBits;
     return sequence + static_cast<uint32_t>(static_cast<int32_t>(ahead) >> kUnknownBits);

@@ -216,8 +216,8 @@ class OpContext {
   // Adds to the counter of what was done, and to the timeline.
   void spent(Doing doing, Clock::time_point start, Clock::time_point end);
 
-  // This rank's first frame to `peer`, in the worker's ops.
-  void met(int peer, std::shared_ptr<Transfer> greeting);
+  // The peer's description of this op has come: it is in no other one, or in one that follows.
+  void met(int peer);
 
   // Changes the op's entry in the flight record; `change` gets an OpProgress::State.
   template <class F>
@@ -258,13 +258,12 @@ class OpContext {
   [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
 
  private:
-  bool isHere(int peer) const;
   void receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const;
   std::optional<uint32_t> otherOpOf(int peer) const;
   std::string story(int peer, const std::string& why) const;
   std::string numbers() const;
 
-  std::vector<std::shared_ptr<Transfer>> greetings_;  // by rank; null where nothing was sent
+  std::vector<bool> met_;  // by rank
 };
 
 // The time until it goes out of scope is spent on that.

@@ -17,9 +17,10 @@ namespace {
 constexpr size_t kLargestGranule = 65536 + 64;
 constexpr size_t kPartUnit = 64;  // payloads are multiples of it, so that all parts are
 
-// a·b / c, rounded up, of b <= c; a·b may be more than 64 bits hold.
+// a·b / c, rounded up; a·b may be more than 64 bits hold.
 uint64_t timesOver(uint64_t a, uint64_t b, uint64_t c) {
-  return a / c * b + (a % c * b + c - 1) / c;
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>((Wide{a} * b + c - 1) / c);
 }
 
 // The largest count whose encoding fits `room`, a multiple of the granularity unless it is all that is left.

@@ -68,10 +68,11 @@ class Engine {
   // worker; returns when that has ended too. Any number of times, not from runInline().
   void shutdown();
 
-  // Whether the frames of ops and messages that have ended here have arrived (LeavingFrames::flush), within `patience`
-  // or the progress deadline; a line to stderr says who has not received them. From then on ops wait for all of theirs.
+  // Whether the frames of ops and messages that have ended here have arrived (LeavingFrames::flush), each within
+  // `patience`, or the progress deadline, of the one before; a line to stderr says who has not received them. From then
+  // on ops wait for all of theirs.
   bool awaitArrivals(std::chrono::milliseconds patience = kArrivals);
-  static constexpr std::chrono::seconds kArrivals{10};  // what four peers are sent takes as long at 4 Mbit/s
+  static constexpr std::chrono::seconds kArrivals{10};
 
   // drain() for at most `patience`; returns whether everything has ended.
   bool drainFor(std::chrono::milliseconds patience);

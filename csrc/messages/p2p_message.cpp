@@ -258,12 +258,16 @@ void P2pSend::waitForReceiver() {
 // A channel's wait: both sides count what is under way (P2p::resume).
 void P2pSend::waitForArrival() {
   std::vector<OutgoingFrame> frames = release();
+  size_t bytes = 0;
+  for (const OutgoingFrame& frame : frames)
+    bytes += BufferPool::span(frame.buffer).size();
   for (OutgoingFrame& frame : frames) {
     for (const auto& [to, number, transfer] : frame.sending) {
-      const bool is_over = isOver(*transfer);
-      if (!is_over && !key.flow.channel() && op.group.leaving.take(frames)) return;
+      const bool may_leave = bytes <= LeavingFrames::kMost && !key.flow.channel() && !isOver(*transfer);
+      if (may_leave && op.group.leaving.take(frames)) return;
       op.wait(*transfer, to, "sending a frame", number);
     }
+    bytes -= BufferPool::span(frame.buffer).size();
     frame = {};
   }
 }

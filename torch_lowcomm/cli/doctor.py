@@ -1,4 +1,4 @@
-"""Tell what reaches what: hosts dial every address of each other, and are told round trips, rates and what to set.
+"""Tell what reaches what: hosts dial the IPv4 addresses of each other, and are told round trips, rates and what to set.
 
 Start it on every host as the job will be started, with torchrun or another launcher. The ranks meet at torch's store and make no
 group, so it also runs where none can be made. The first rank of each host takes part. It listens on all interfaces, on the
@@ -29,7 +29,7 @@ from torch_lowcomm.cli.bench import launch, link, report
 from torch_lowcomm.cli.bench.sockets import Connection, Listener, chosen_interface, interfaces
 from torch_lowcomm.cli.machine import heading
 
-_PATIENCE_S = 3.0  # until an address that does not answer is given up
+_PATIENCE_S, _ACCEPT_S, _QUEUE_S = 3.0, 8.0, 60.0  # for a dial, on both sides; and for what a link's queue may hold
 _MUCH = 1.2  # a rate is worth a setting if it is so many times as high
 _WIDTHS = (5, 5, 11, 16, 10, 10, 10)
 Row = dict[str, Any]
@@ -50,11 +50,11 @@ def main(arguments: argparse.Namespace) -> int:
         store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=arguments.timeout))))
         return _Doctor(arguments.seconds, dist.PrefixStore("lowcomm_doctor", store), rank, ranks).run()
     except ValueError as error:
-        launch.say(f"doctor: {error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
+        launch.say(f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
         return 2
     except (RuntimeError, OSError) as error:
         who, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-        launch.say(f"doctor: rank {who}, with the store at {host}:{port}: {error}")
+        launch.say(f"rank {who}, with the store at {host}:{port}: {error}")
         return 1
 
 
@@ -62,76 +62,100 @@ class _Doctor:
     """One rank's part."""
 
     def __init__(self, seconds: float, store: dist.Store, rank: int, ranks: int) -> None:
-        self._store, self._rank, self._ranks, self._turn = store, rank, ranks, 0
+        self._store, self._rank, self._turn = store, rank, 0
+        self._among = list(range(ranks))  # who gathers
         self._job = argparse.Namespace(seconds=seconds, pings=20)
 
     def run(self) -> int:
-        port = int(os.environ.get("LOWCOMM_LISTEN", ":0").rpartition(":")[2])
-        port += int(os.environ.get("LOCAL_RANK", 0)) if port else 0
-        with Listener(self._rank, ("", port), _PATIENCE_S + 2) as listener:
-            everybody = self._gather(_about(self._rank, listener))
-            first = {about["host"]: about for about in reversed(everybody)}
-            hosts = {about["rank"]: about for about in reversed(first.values())}
-            self._print(heading("torch_lowcomm doctor", ranks=self._ranks, hosts=len(hosts)))
-            self._print("#" + report.aligned(("from", "to", "by", "address", "rtt", "there", "back"), _WIDTHS)[1:])
-            ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
-            rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
+        first: dict[str, int] = {}
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()  # a network namespace is a host
+        for rank, host in enumerate(self._gather(f"{boot} {Path('/proc/self/ns/net').stat().st_ino}")):
+            first.setdefault(host, rank)
+        everybody, self._among = self._among, sorted(first.values())
+        status = self._examine(len(everybody)) if self._rank in self._among else 0
+        self._store.set(f"end/{self._rank}", "")
+        for rank in everybody if self._rank == 0 else ():  # its process may have the store
+            self._store.get(f"end/{rank}")
+        return status
+
+    def _examine(self, ranks: int) -> int:
+        """The part of a host's first rank."""
+        try:
+            listener = Listener(self._rank, ("", _port()), _ACCEPT_S)
+            mine = _about(self._rank, listener)
+        except (OSError, ValueError) as error:
+            mine = {"why": f"# rank {self._rank} ({socket.gethostname()}): {error}"}
+        hosts = dict(zip(self._among, self._gather(mine), strict=True))
+        self._print(heading("torch_lowcomm doctor", ranks=ranks, hosts=len(hosts)))
+        if wrong := [about["why"] for about in hosts.values() if "why" in about]:
+            self._print("\n".join(wrong))
+            return 1
+        self._print("#" + report.aligned(("from", "to", "by", "address", "rtt", "there", "back"), _WIDTHS)[1:])
+        ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
+        rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
         said = advice(rows, hosts)
         for sentence in said or ["nothing has to be set"]:
             self._print(f"# {sentence}")
-        self._store.set(f"end/{self._rank}", "")
-        for rank in range(self._ranks if self._rank == 0 else 0):  # its process may have the store
-            self._store.get(f"end/{rank}")
         return int(any("no address" in sentence for sentence in said))
 
     def _dial(self, listener: Listener, a: int, b: int, by: str, address: tuple[str, int, str]) -> Row:
         """Rank a dials an address of rank b; the others wait."""
         mine: Row = {}
         try:
-            if self._rank == a:
-                with Connection.to(address, a, b, _PATIENCE_S) as made:
-                    mine = link.measure_each_way(self._job, made, leads=True)
-            elif self._rank == b:
-                with listener.accept(a) as made:
-                    mine = link.measure_each_way(self._job, made, leads=False)
+            if self._rank in (a, b):
+                leads = self._rank == a
+                with Connection.to(address, a, b, _PATIENCE_S) if leads else listener.accept(a) as made:
+                    made.patience(_QUEUE_S)
+                    mine = {"reached": True}
+                    mine |= link.measure_each_way(self._job, made, leads=leads)
         except (OSError, RuntimeError) as error:
-            mine = {"why": str(error.__cause__ or error)}
-        found = self._gather(mine)
-        row = {"from": a, "to": b, "by": by, "why": found[a].get("why") or found[b].get("why")}
+            mine["why"] = str(error.__cause__ or error)
+        found = dict(zip(self._among, self._gather(mine), strict=True))
+        row = {"from": a, "to": b, "by": by, "reached": "reached" in found[a], "there": 0.0, "back": 0.0}
         cells: tuple[str, ...] = ("", "", "")
-        if not row["why"]:
+        why = found[a].get("why", "") if not row["reached"] else found[b].get("why") or found[a].get("why", "")
+        if not why:
             row |= {"there": found[b]["alone"], "back": found[a]["alone"]}
             cells = tuple(f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), row["there"], row["back"]))
-        self._print(report.aligned((a, b, by, address[0], *cells), _WIDTHS) + (f"  {row['why']}" if row["why"] else ""))
+        self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
         return row
 
     def _gather(self, mine: Any) -> list[Any]:
-        """Returns every rank's value, as JSON has it."""
+        """Returns the values of all that gather, as JSON has them."""
         self._turn += 1
         self._store.set(f"{self._turn}/{self._rank}", json.dumps(mine))
-        return [json.loads(self._store.get(f"{self._turn}/{rank}")) for rank in range(self._ranks)]
+        return [json.loads(value) for value in self._store.multi_get([f"{self._turn}/{rank}" for rank in self._among])]
 
     def _print(self, line: str) -> None:
         if self._rank == 0:
             print(line, flush=True)
 
 
+def _port() -> int:
+    """Returns the port that this process listens on; 0: any."""
+    listen = os.environ.get("LOWCOMM_LISTEN") or ":0"
+    port = listen.rpartition(":")[2]
+    if ":" not in listen or not port.isdecimal():
+        raise ValueError(f"LOWCOMM_LISTEN: expected host:port or :port, got {listen!r}")
+    return int(port) + int(os.environ.get("LOCAL_RANK", 0)) if int(port) else 0
+
+
 def _about(rank: int, listener: Listener) -> dict[str, Any]:
-    """Returns the rank's host (a network namespace is one), the interface that it is told to use, and its addresses."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Returns the rank's name, the interface that it is told to use, and its addresses: those that a group would have."""
     addresses = {name: (ip, *listener.address[1:]) for name, ip in interfaces().items() if not ip.startswith("127.")}
-    if advertised := os.environ.get("LOWCOMM_ADVERTISE", ""):
-        host, _, outside = advertised.rpartition(":")
-        addresses["advertised"] = (host, int(outside), listener.address[2])
-    about = {"rank": rank, "host": f"{boot} {Path('/proc/self/ns/net').stat().st_ino}", "chosen": chosen_interface()}
-    return about | {"name": f"rank {rank} ({socket.gethostname()})", "addresses": addresses}
+    if advertised := os.environ.get("LOWCOMM_ADVERTISE"):
+        host, _, port = advertised.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"LOWCOMM_ADVERTISE: expected host:port, got {advertised!r}")
+        outside = int(port) + int(os.environ.get("LOCAL_RANK", 0))
+        addresses = {"advertised": (host, outside, listener.address[2])}
+    return {"name": f"rank {rank} ({socket.gethostname()})", "chosen": chosen_interface(), "addresses": addresses}
 
 
 def advice(rows: list[Row], hosts: dict[int, dict[str, Any]]) -> list[str]:
     """Returns what to set, a sentence each, for hosts by their ranks, with "name" and "chosen", their interface by choice."""
     said = []
-    reached = [row for row in rows if not row["why"]]
-    ways = {(row["from"], row["to"]) for row in reached}
+    ways = {(row["from"], row["to"]) for row in rows if row["reached"]}
     for rank, about in hosts.items():
         for other in hosts:
             if rank < other and not ways & {(rank, other), (other, rank)}:
@@ -145,17 +169,22 @@ def advice(rows: list[Row], hosts: dict[int, dict[str, Any]]) -> list[str]:
             said.append(
                 f"{about['name']}: no rank reaches it; LOWCOMM_DIAL_ONLY=1 there saves seconds of a group's start"
             )
-        rates: dict[str, float] = {}
-        for row in reached:
-            if row["to"] == rank and row["by"] != "advertised":
-                rates[row["by"]] = min(rates.get(row["by"], float("inf")), row["there"], row["back"])
-        if not rates:
-            continue
-        best = max(rates, key=rates.__getitem__)
-        now = about["chosen"] if about["chosen"] in rates else next(iter(rates))
-        if rates[best] > _MUCH * rates[now]:
+        rates: dict[str, list[float]] = {}
+        for row in rows:
+            if row["to"] == rank and row["reached"]:
+                rates.setdefault(row["by"], []).append(min(row["there"], row["back"]))
+        for_all = {by: min(found) for by, found in rates.items() if len(found) == len(callers)}
+        now = about["chosen"]
+        if now and callers and "advertised" not in rates and len(rates.get(now, ())) < len(callers):
             said.append(
-                f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {rates[best]:.0f} Mbit/s, {now}, which a group takes "
-                f"now, {rates[now]:.0f}"
+                f"{about['name']}: {now}, which LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names, does not answer all"
+            )
+        if not for_all:
+            continue
+        best, now = max(for_all, key=for_all.__getitem__), now if now in for_all else next(iter(for_all))
+        if for_all[best] > _MUCH * for_all[now]:
+            said.append(
+                f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {for_all[best]:.0f} Mbit/s, {now}, which a group "
+                f"takes now, {for_all[now]:.0f}"
             )
     return said

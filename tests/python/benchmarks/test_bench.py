@@ -344,18 +344,13 @@ def test_links(trio, tmp_path):
     done = trio(_links, path, timeout=60)
     assert [status for status, _ in done] == [0, 0, 0]
     stored = json.loads(path.read_text())
-    assert set(stored) == {"versions", "machine", "op", "options", "rows", "hosts"}
+    assert set(stored) == {"versions", "machine", "op", "options", "rows"}
     assert [(row["a"], row["b"]) for row in stored["rows"]] == [(0, 1), (0, 2), (1, 2)]
     for row in stored["rows"]:
         assert len(row["rtts_us"]) == 20
         assert 0 < row["rtt_min_us"] == min(row["rtts_us"]) <= row["rtt_us"]
         ways = ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")
         assert all(row[f"{way}_mbit_s"] > 0 for way in ways)
-    assert [(host["rank"], host["address"]) for host in stored["hosts"]] == [(r, "127.0.0.1") for r in range(3)]
-    moved = sum(row["a_to_b_mbit_s"] * 0.25e6 / 8 for row in stored["rows"])
-    for host in stored["hosts"]:
-        assert host["sent"] > moved / 2**16, "segments of at most 64 KiB carried what was counted"
-        assert host["retransmitted"] >= 0
     lines = [line.split() for line in done[0][1].splitlines() if not line.startswith("#")]
     assert [line[:2] for line in lines] == [["0", "1"], ["0", "2"], ["1", "2"]]
     assert all(len(line) == 9 for line in lines)

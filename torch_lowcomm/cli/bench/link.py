@@ -1,4 +1,4 @@
-"""Measure the link between every two ranks: round trips, bandwidth each way, alone and both at once, retransmits.
+"""Measure the link between every two ranks: round trips, bandwidth each way, alone and both at once.
 
 The bench uses plain TCP sockets, whose addresses the ranks gather over the group: the figures are those of the link and the
 hosts' TCP, without a backend. One pair measures at a time; the other ranks wait. A rank listens on the address from which it
@@ -10,8 +10,6 @@ columns
   a->b, b->a     goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first sixth
                  / the time that they took. This leaves out TCP's start and the burst of a shaper
   a->b*, b->a*   goodput with both ways busy
-Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
-the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too.
 """
 
 import argparse
@@ -51,7 +49,6 @@ def run(job: argparse.Namespace) -> int:
         print(heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
     with Listener(rank, (own_ip(), 0), job.timeout) as listener:
         addresses = all_gather_json(listener.address)
-        before = tcp_segments()
         rows = []
         for a in range(ranks):
             for b in range(a + 1, ranks):
@@ -59,15 +56,8 @@ def run(job: argparse.Namespace) -> int:
                 rows.append(row)
                 if first:
                     print(_line(row), flush=True)
-        hosts = _hosts(before, addresses)
-    if first:
-        for host in hosts:
-            sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
-            print(
-                f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}", flush=True
-            )
-        if job.json:
-            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts)
+    if first and job.json:
+        report.write_json(job.json, op="link", options=options, rows=rows)
     return 0
 
 
@@ -168,25 +158,6 @@ def _drain(job: argparse.Namespace, link: Connection) -> float:
             f"expected a block of {_BLOCK_BYTES} bytes after {job.seconds / 6:g} s, got none: the link needs more --seconds"
         )
     return counted * 8 / (now - since) / 1e6
-
-
-def tcp_segments() -> dict[str, int] | None:
-    """Returns the TCP segments that this network namespace has sent and retransmitted; None if Linux does not tell."""
-    snmp = Path("/proc/self/net/snmp")
-    if not snmp.exists():
-        return None
-    names, values = (line.split()[1:] for line in snmp.read_text().splitlines() if line.startswith("Tcp:"))
-    of = dict(zip(names, map(int, values), strict=True))
-    return {"sent": of["OutSegs"], "retransmitted": of["RetransSegs"]}
-
-
-def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str, Any]]:
-    after = tcp_segments()
-    mine = (
-        {key: after[key] - before[key] for key in after} if before and after else {"sent": None, "retransmitted": None}
-    )
-    everyone = all_gather_json(mine)
-    return [{"rank": r, "address": addresses[r][0], **of} for r, of in enumerate(everyone)]
 
 
 _WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)
