@@ -33,9 +33,15 @@ std::vector<uint64_t> turned(std::vector<uint64_t> weights, uint32_t first_owner
   return weights;
 }
 
+// The lengths of the ranks' slices. A slow rank sends much in the first phase and receives much in the second, so that
+// unequal ones help only where the phases take turns: not where a sum waits for the last frame of a payload.
+std::vector<uint64_t> weightsOf(const OpContext& op, const CodecSpec& codec) {
+  return canBeCut(codec) ? op.sliceWeights() : std::vector<uint64_t>();
+}
+
 // Where phases take turns a link idles in one direction for two frames.
-size_t chunkBytes(const OpContext& op) {
-  return op.sliceWeights().empty() ? op.chunkBytes() : std::max(kMinChunkBytes, op.chunkBytes() / 4);
+size_t chunkBytes(const OpContext& op, bool takes_turns) {
+  return takes_turns ? std::max(kMinChunkBytes, op.chunkBytes() / 4) : op.chunkBytes();
 }
 
 // For each rank, the parts of all tensors that make up its slice.
@@ -82,17 +88,21 @@ std::vector<Layout> layoutsOf(const ScatterEntries& entries, const CodecSpec& co
 // One message. `send_slices` takes steps 1 and 2, `send_sums` 3 and 4 (collective/summer.h).
 struct SlicedTensors {
   SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
-      : entries(shareOut(message, op.size(), op.sliceWeights())),
-        plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype, chunkBytes(op),
-                                                op.size())),
+      : weights(weightsOf(op, message.codec)),
+        entries(shareOut(message, op.size(), weights)),
+        plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype,
+                                                chunkBytes(op, !weights.empty()), op.size())),
         slices(*plans),
         sums(message.sums ? std::make_shared<CodedSums>(plans, entries) : nullptr),
         summer(
             makeSummer(op, device_codec,
                        {slices, entries, message.dtype, message.draws, reduction, /*encoded_again=*/true, sums.get()})),
         send_slices(op, slices, *summer),
-        send_sums(op, slices, *summer) {}
+        send_sums(op, slices, *summer) {
+    send_sums.takes_turns = !weights.empty();
+  }
 
+  const std::vector<uint64_t> weights;  // LinkShares::weights
   const ScatterEntries entries;
   const std::shared_ptr<const RankPlans> plans;
   const RankPlans& slices;
@@ -107,15 +117,6 @@ bool isExactAndWhole(const AllReduceMessage& message, const Reduction& reduction
   if (reduction.premultiplied || message.tensors.size() != 1) return false;
   const ReduceTensor& tensor = message.tensors[0];
   return !tensor.residual && travelsWhole(tensor.elements * itemBytes(message.dtype), ranks);
-}
-
-// Whether a frame of sums takes the frames of one round only.
-bool isCut(const RankPlans& slices, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    for (size_t k = 0; k < slices.of(rank).frames.size(); ++k)
-      if (slices.of(rank).wholeWith(k) != k) return false;
-  }
-  return true;
 }
 
 // Describes the message as the caller passed it, not its slices.
@@ -168,9 +169,6 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   }
   exchange.description = describeReduction(op.op, summaries, reduction);
   exchange.cut_by_links = op.size() > 2 && !tensors.empty();
-  // A slow rank sends much in the first phase and receives much in the second.
-  exchange.paired = !op.sliceWeights().empty() && whole.empty() &&
-                    std::ranges::all_of(tensors, [&](const auto& one) { return isCut(one.slices, op.size()); });
   runExchange(op, exchange);
   for (size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].summer->wait();

@@ -36,7 +36,7 @@ KeyValues Descriptions::forPeer(int peer) const {
   return description;
 }
 
-// What this rank knows of its links.
+// The field with which this rank tells its links' rates; empty where it tells none.
 std::string Descriptions::rates() const {
   return exchange_.cut_by_links ? op_.group.links.text() : "";
 }

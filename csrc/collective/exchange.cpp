@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "collective/context.h"
@@ -24,7 +25,7 @@ class Runner {
         group_(op.group),
         rank_(op.rank()),
         size_(op.size()),
-        rounds_(roundsOf(exchange.phases, exchange.paired)),
+        rounds_(roundsOf(exchange.phases)),
         ahead_(roundsAhead(exchange.phases, rank_)),
         measures_(exchange.cut_by_links),
         conversation_(op, ahead_),
@@ -284,27 +285,22 @@ std::vector<const MessagePlan*> onlyFor(int rank, int ranks, const MessagePlan* 
   return messages;
 }
 
-std::vector<Round> roundsOf(const std::vector<Phase*>& phases, bool paired) {
-  std::vector<Round> rounds;
-  std::vector<size_t> before;  // where in `rounds` those of the phase before are
+std::vector<Round> roundsOf(const std::vector<Phase*>& phases) {
+  std::vector<std::tuple<size_t, size_t, size_t, size_t>> order;  // phases that take turns, turn, phase, round
+  size_t together = 0;
   for (size_t p = 0; p < phases.size(); ++p) {
-    std::vector<size_t> own;
-    size_t next = 0;  // of the phase that takes turns with this one
-    std::vector<size_t> of_next;
-    const auto take = [&](Phase* phase, size_t k, const std::vector<size_t>& first, std::vector<size_t>& places) {
-      const size_t after = phase->readyAfter(k);
-      places.push_back(rounds.size());
-      rounds.push_back({phase, k, after > 0 ? first[after - 1] + 1 : 0});
-    };
-    Phase* const second = paired ? phases[p + 1] : nullptr;
-    for (size_t k = 0; k < phases[p]->rounds(); ++k) {
-      take(phases[p], k, before, own);
-      if (second && next < std::min(k, second->rounds())) take(second, next++, own, of_next);
-    }
-    for (; second && next < second->rounds(); ++next)
-      take(second, next, own, of_next);
-    before = second ? std::move(of_next) : std::move(own);
-    p += second ? 1 : 0;
+    const bool takes_turns = phases[p]->takes_turns;
+    together += takes_turns ? 0 : 1;
+    for (size_t k = 0; k < phases[p]->rounds(); ++k)
+      order.emplace_back(together, takes_turns ? 2 * k + 3 : 2 * k, p, k);
+  }
+  std::ranges::sort(order);
+  std::vector<Round> rounds;
+  std::vector<std::vector<size_t>> places(phases.size());  // in `rounds`, of each phase's
+  for (const auto& [of_phases, turn, p, k] : order) {
+    const size_t after = phases[p]->readyAfter(k);
+    places[p].push_back(rounds.size());
+    rounds.push_back({phases[p], k, after > 0 ? places[p - 1][after - 1] + 1 : 0});
   }
   return rounds;
 }

@@ -34,11 +34,8 @@ struct Exchange {
   // the last field of its description, which ranks do not compare, and where all ranks know theirs the group's next
   // ops are cut by that. A large exchange is measured when it is over.
   //
-  // Of two ranks none is: whatever its slice is, each of them sends and receives one tensor.
+  // A group of two ranks leaves it false: whatever its slice is, each rank sends and receives one tensor.
   bool cut_by_links = false;
-
-  // Whether the rounds of two phases take turns (roundsOf).
-  bool paired = false;
 };
 
 // Runs it to the end. Throws ValueError when this rank's own data could not be encoded, PeerRefusal when a peer's could
@@ -68,6 +65,10 @@ class Phase {
 
   // Whether all of `out` is one message of the same bytes: encoded once.
   bool same_to_all = false;
+
+  // Whether its rounds take turns with those of the phase before, round k behind that one's round k + 1, in place of
+  // following its last. Only where readyAfter(k) is k + 1, and the same on all ranks.
+  bool takes_turns = false;
 
   // How many rounds of the phase before this one must be absorbed before frame k can be made; 0: none.
   virtual size_t readyAfter(size_t /*k*/) const { return 0; }
@@ -102,9 +103,8 @@ struct Round {
   size_t needs;  // rounds of the exchange that must be over before this one's frames are made
 };
 
-// The rounds of all phases: phase after phase, or, where they are `paired`, those of the first and second, of the third
-// and fourth phase by turns: round k of the second behind round k + 1 of the first. Only where readyAfter(k) is k + 1.
-std::vector<Round> roundsOf(const std::vector<Phase*>& phases, bool paired);
+// The rounds of all phases, in their order (Phase::takes_turns).
+std::vector<Round> roundsOf(const std::vector<Phase*>& phases);
 
 // How many rounds' frames to or from a peer of `rank` there is room for at once: half of the longest message, or of
 // half the exchange where that is many short ones, from 4 to SendWindow::kMost. The memory for all peers is then less

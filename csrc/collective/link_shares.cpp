@@ -51,8 +51,8 @@ void LinkShares::measure(const std::vector<ConnectionReport>& connections) {
     const double busy_s = std::max(now[peer].busy_s - before_[peer].busy_s, 1e-6);
     const auto rate = static_cast<uint64_t>(std::min(static_cast<double>(bytes) / busy_s, kFastest) / 1024) + 1;
     rates_[peer] = rates_[peer] == 0 ? rate : (rates_[peer] + rate) / 2;
+    before_[peer] = now[peer];
   }
-  before_ = std::move(now);
 }
 
 std::string LinkShares::text() const {

@@ -11,11 +11,11 @@ namespace lowcomm {
 
 struct ConnectionReport;
 
-// What part of a tensor each rank of a group sums, where their links are of unequal speed. A rank that owns a slice of
-// s of n bytes sends, and receives, n + (W - 2)·s bytes in an all_reduce (all_reduce.h), so that with equal slices a
-// slow rank holds up all others. With rates r all ranks take T = max(1 / min r, (2W - 2) / Σ r) times n at most, if
-// s is in proportion to T·r - 1, and both phases of the op are under way at once, for a slow rank sends in one and
-// receives in the other. No slices take less: each rank sends n, and all of them (2W - 2)·n.
+// The lengths of the slices that a group's ranks sum in an all_reduce, where the ranks' links are of unequal speed. A
+// rank that owns a slice of s of n bytes sends, and receives, n + (W - 2)·s bytes (all_reduce.h), so that with equal
+// slices a slow rank holds up all others. With rates r all ranks take T = max(1 / min r, (2W - 2) / Σ r) times n at
+// most, if s is in proportion to T·r - 1, and both phases of the op are under way at once, for a slow rank sends in one
+// and receives in the other. No slices take less: each rank sends n, and all of them (2W - 2)·n.
 //
 // Each rank measures what its connections carry to every other one, and sends these rates in the description of its
 // all_reduces. Ranks cut by what the last op told all of them. The worker's thread alone.
@@ -40,8 +40,8 @@ class LinkShares {
   // what it was when the shares were made.
   void agree(const std::vector<std::vector<uint64_t>>& rates);
 
-  // Of each rank, in proportion; empty: they are equal, as are those of rates within a quarter of each other. The same
-  // numbers on all ranks.
+  // Numbers by rank, to which the lengths of slices are in proportion. They are empty where slices are equal, as they
+  // are while the ranks' rates are within a quarter of each other. All ranks have the same.
   const std::vector<uint64_t>& weights() const { return weights_; }
 
  private:

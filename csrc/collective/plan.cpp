@@ -76,6 +76,10 @@ size_t roomFor(size_t payload_bytes) {
   return kFrameHeaderBytes + std::max(payload_bytes, kMaxErrorText);
 }
 
+bool canBeCut(const CodecSpec& spec) {
+  return makeCodec(spec)->granularity() != Codec::kUncut;
+}
+
 size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes) {
   if (!layout.coded()) return chunk_bytes;
   size_t bytes = 0;

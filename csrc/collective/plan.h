@@ -92,6 +92,10 @@ size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes);
 // Throws TypeError when a codec of the layout does not take `dtype`.
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);
 
+// Whether a message by this codec is cut into frames between elements; else bytes of its payload are. ValueError where
+// makeCodec throws it.
+bool canBeCut(const CodecSpec& spec);
+
 // A rank's share of a tensor.
 struct Slice {
   uint64_t first = 0;

@@ -182,15 +182,17 @@ TEST_F(Leaving, SendOfAnotherMessageThanTheReceiverExpects) {
   }
 }
 
-// Frames of more than 1,000 bytes take 2.5 s.
+// The first frame of more than 1,000 bytes takes so long, the second one twice as long.
 class LateTransport final : public ForwardingTransport {
  public:
-  using ForwardingTransport::ForwardingTransport;
+  LateTransport(std::unique_ptr<Transport> inner, milliseconds time)
+      : ForwardingTransport(std::move(inner)), time_(time) {}
 
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
     if (data.size() <= 1000) return ForwardingTransport::isend(lane, peer, tag, data);
+    const milliseconds late = time_ * ++sends_;
     return std::make_unique<Late>(std::async(std::launch::async, [=, this] {
-      std::this_thread::sleep_for(milliseconds(2500));
+      std::this_thread::sleep_for(late);
       ForwardingTransport::isend(lane, peer, tag, data)->wait(milliseconds(10'000));
     }));
   }
@@ -204,28 +206,50 @@ class LateTransport final : public ForwardingTransport {
     }
     std::shared_future<void> sent;
   };
+  const milliseconds time_;
+  int sends_ = 0;
+};
+
+class LeavingLate : public ::testing::Test {
+ protected:
+  // Both ranks take part in a broadcast of `n` elements from rank 1, whose frames take `time` each.
+  void broadcastLate(uint64_t n, milliseconds time) {
+    ranks = std::make_unique<Ranks>(
+        2, nullptr, [&](int rank) { return std::make_unique<LateTransport>(hub.transport(rank), time); });
+    data = {Bytes(4 * n), randomTensor(DType::float32, n, 1)};
+    start("broadcast",
+          [this, n](int rank, OpContext& op) { broadcast(op, {{n, {}, DType::float32, data[rank].data()}}, 1); });
+  }
+  void start(const char* name, const Ranks::Job& job) {
+    for (int rank : {0, 1})
+      pending.push_back(ranks->start(rank, name, job));
+  }
+  void expectFinish() {
+    for (const Outcome& outcome : ranks->finish(std::move(pending)))
+      EXPECT_TRUE(outcome.ok()) << outcome.what();
+    EXPECT_TRUE(data[0] == data[1]);
+  }
+
+  MemoryHub hub{2};
+  std::vector<Bytes> data;
+  std::unique_ptr<Ranks> ranks;
+  std::vector<std::future<Outcome>> pending;
 };
 
 // The root is in the next op, and a rank that still waits for its frames does not take it for one in another op.
-TEST(LeavingLate, RootIsAheadOfARankThatWaits) {
-  MemoryHub hub(2);
-  Ranks ranks(2, nullptr, [&](int rank) { return std::make_unique<LateTransport>(hub.transport(rank)); });
-  std::vector<Bytes> data = {Bytes(4000), randomTensor(DType::float32, 1000, 1)};
-  const auto both = [&](const char* name, const Ranks::Job& job) {
-    std::vector<std::future<Outcome>> pending;
-    for (int rank : {0, 1})
-      pending.push_back(ranks.start(rank, name, job));
-    return pending;
-  };
-  auto first = both(
-      "broadcast", [&](int rank, OpContext& op) { broadcast(op, {{1000, {}, DType::float32, data[rank].data()}}, 1); });
-  auto second = both("barrier", [](int, OpContext& op) { barrier(op); });
-  EXPECT_EQ(first[1].wait_for(milliseconds(2000)), std::future_status::ready) << "the root has not left its frames";
-  for (auto* pending : {&first, &second}) {
-    for (const Outcome& outcome : ranks.finish(std::move(*pending)))
-      EXPECT_TRUE(outcome.ok()) << outcome.what();
-  }
-  EXPECT_TRUE(data[0] == data[1]);
+TEST_F(LeavingLate, RootIsAheadOfARankThatWaits) {
+  broadcastLate(1000, milliseconds(2500));
+  start("barrier", [](int, OpContext& op) { barrier(op); });
+  EXPECT_EQ(pending[1].wait_for(milliseconds(2000)), std::future_status::ready) << "the root has not left its frames";
+  expectFinish();
+}
+
+// All frames together take longer than the patience, each of them after the one before does not.
+TEST_F(LeavingLate, EndOfAGroupWaitsWhileFramesArrive) {
+  broadcastLate(6 * kMinChunkBytes / 4, milliseconds(500));
+  pending[1].wait();
+  EXPECT_EQ(ranks->engine(1).group().leaving.flush(milliseconds(2000)), std::vector<int>{});
+  expectFinish();
 }
 
 }  // namespace
