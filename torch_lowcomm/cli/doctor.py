@@ -9,7 +9,7 @@ columns
   by, address  the second one's network interface, and its address; "advertised" is LOWCOMM_ADVERTISE
   rtt          us, median of 20 round trips of 64 bytes
   there, back  goodput in Mbit/s (10^6), one way at a time, without TCP's start
-An address that does not answer has the reason in their place. The exit status is 1 if two hosts do not reach each other.
+An address that does not answer has the reason in their place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from torch_lowcomm.cli.bench.sockets import Connection, Listener, chosen_interfa
 from torch_lowcomm.cli.machine import heading
 
 _PATIENCE_S, _ACCEPT_S, _QUEUE_S = 3.0, 8.0, 60.0  # for a dial, on both sides; and for what a link's queue may hold
-_MUCH = 1.2  # a rate is worth a setting if it is so many times as high
 _WIDTHS = (5, 5, 11, 16, 10, 10, 10)
 Row = dict[str, Any]
 
@@ -43,18 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Runs as one rank. Returns 0; 1 if hosts do not reach each other or the store; 2 where an argument or variable is wrong."""
+    """Runs as one rank. Returns 0; 1 after what it has examined went wrong; 2 for a wrong argument or launcher's variable."""
     try:
         if arguments.seconds <= 0:
             raise ValueError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
         store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=arguments.timeout))))
         return _Doctor(arguments.seconds, dist.PrefixStore("lowcomm_doctor", store), rank, ranks).run()
     except ValueError as error:
-        launch.say(f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)")
+        launch.say(
+            f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)", "doctor"
+        )
         return 2
     except (RuntimeError, OSError) as error:
         who, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-        launch.say(f"rank {who}, with the store at {host}:{port}: {error}")
+        launch.say(f"rank {who}, with the store at {host}:{port}: {error}", "doctor")
         return 1
 
 
@@ -93,7 +94,7 @@ class _Doctor:
         self._print("#" + report.aligned(("from", "to", "by", "address", "rtt", "there", "back"), _WIDTHS)[1:])
         ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
         rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
-        said = advice(rows, hosts)
+        said = advice(rows, hosts) if len(hosts) > 1 else ["all ranks are on one host: it dials nothing"]
         for sentence in said or ["nothing has to be set"]:
             self._print(f"# {sentence}")
         return int(any("no address" in sentence for sentence in said))
@@ -111,14 +112,12 @@ class _Doctor:
         except (OSError, RuntimeError) as error:
             mine["why"] = str(error.__cause__ or error)
         found = dict(zip(self._among, self._gather(mine), strict=True))
-        row = {"from": a, "to": b, "by": by, "reached": "reached" in found[a], "there": 0.0, "back": 0.0}
-        cells: tuple[str, ...] = ("", "", "")
-        why = found[a].get("why", "") if not row["reached"] else found[b].get("why") or found[a].get("why", "")
-        if not why:
-            row |= {"there": found[b]["alone"], "back": found[a]["alone"]}
-            cells = tuple(f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), row["there"], row["back"]))
+        reached = "reached" in found[a]
+        why = (found[b].get("why") if reached else "") or found[a].get("why", "")
+        rates = [] if why else [found[b]["alone"], found[a]["alone"]]
+        cells = [f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), *rates)] if rates else [""] * 3
         self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
-        return row
+        return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates}
 
     def _gather(self, mine: Any) -> list[Any]:
         """Returns the values of all that gather, as JSON has them."""
@@ -169,20 +168,20 @@ def advice(rows: list[Row], hosts: dict[int, dict[str, Any]]) -> list[str]:
             said.append(
                 f"{about['name']}: no rank reaches it; LOWCOMM_DIAL_ONLY=1 there saves seconds of a group's start"
             )
+        here = [row for row in rows if row["to"] == rank and row["reached"]]
         rates: dict[str, list[float]] = {}
-        for row in rows:
-            if row["to"] == rank and row["reached"]:
-                rates.setdefault(row["by"], []).append(min(row["there"], row["back"]))
+        for row in here:
+            rates.setdefault(row["by"], []).extend(min(row["rates"]) for _ in row["rates"][:1])
         for_all = {by: min(found) for by, found in rates.items() if len(found) == len(callers)}
         now = about["chosen"]
-        if now and callers and "advertised" not in rates and len(rates.get(now, ())) < len(callers):
+        if now and "advertised" not in rates and callers - {row["from"] for row in here if row["by"] == now}:
             said.append(
                 f"{about['name']}: {now}, which LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names, does not answer all"
             )
         if not for_all:
             continue
         best, now = max(for_all, key=for_all.__getitem__), now if now in for_all else next(iter(for_all))
-        if for_all[best] > _MUCH * for_all[now]:
+        if for_all[best] > 1.2 * for_all[now]:  # worth a setting
             said.append(
                 f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {for_all[best]:.0f} Mbit/s, {now}, which a group "
                 f"takes now, {for_all[now]:.0f}"

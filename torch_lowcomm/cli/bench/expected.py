@@ -45,9 +45,8 @@ def norms(x: Tensor) -> Tensor:
 def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
     """Returns the bound on a codec's error on one message, x 1-D.
 
-    It is the norm, over every BLOCK elements, of the error of `Codec.roundtrip` on the same numbers, plus a quarter. For a tensor
-    with fewer elements it is at least the norm of the numbers. With `slack`, how far the encoded numbers may be from x (the
-    second encode of an all_reduce), the bound is on the error that is added.
+    It is the norm of the error of a round trip over every BLOCK elements, plus a quarter; of fewer elements at least their norm.
+    With `slack`, how far the encoded numbers may be from x, it is on the error that the second encode of an all_reduce adds.
     """
     x = x.float()
     error, size = norms(codec.roundtrip(x).double() - x.double()), norms(x)

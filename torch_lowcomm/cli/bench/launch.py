@@ -45,9 +45,9 @@ def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
     return status
 
 
-def say(problem: str) -> None:
+def say(problem: str, command: str = "bench") -> None:
     """Prints one line on stderr."""
-    print("torch_lowcomm bench: " + " ".join(problem.split()), file=sys.stderr, flush=True)
+    print(f"torch_lowcomm {command}: " + " ".join(problem.split()), file=sys.stderr, flush=True)
 
 
 def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:

@@ -137,5 +137,7 @@ def own_ip() -> str:
             s.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
             return str(s.getsockname()[0])
     if name not in all_of_them:
-        raise OSError(f"LOWCOMM_SOCKET_IFNAME: expected one of {', '.join(all_of_them)}, got {name!r}")
+        raise OSError(
+            f"LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected one of {', '.join(all_of_them)}, got {name!r}"
+        )
     return all_of_them[name]
