@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, default=3600, metavar="SECONDS", help="until the ranks are ended (3600)")
     run.add_argument("program", nargs="+", metavar="COMMAND", help="after `--`")
     standard = commands.add_parser("standard", help="collectives on slow links against gloo and the links' bounds")
-    standard.add_argument("--only", nargs="+", metavar="SET", help="of the sets 100mbit, 1gbit, unshaped, 4ranks")
+    standard.add_argument(
+        "--only", nargs="+", metavar="SET", help="100mbit, 1gbit, unshaped, 4ranks (these); slow1of3, …1of4, slowup1of3"
+    )
     lanes = commands.add_parser("lanes", help="a group's barrier while another group's bulk fills a 10 Mbit/s link")
     for command in (standard, lanes):
         command.add_argument("--repetitions", type=int, default=9, help="of each time (9)")

@@ -12,7 +12,7 @@ from tables import Columns
 
 from linklab.job import run_on_hosts
 from linklab.lab import Lab
-from linklab.link import ideal_s, parse_bits
+from linklab.link import ideal_s, parse_rate
 from linklab.rank import CODED, GLOO, RAW
 
 MIB = 1 << 18  # float32 elements
@@ -62,7 +62,7 @@ def measure(name: str, chosen: Set, lab: Lab, repetitions: int) -> list[dict[str
 
 def joined(name: str, chosen: Set, ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row of all ranks': a repetition lasts from the first rank's start to the last one's end; the CPU is their sum."""
-    bits, rows = parse_bits((chosen.last_rate or chosen.rate).split("/")[0]), []
+    bits, rows = parse_rate(chosen.last_rate or chosen.rate)[0], []
     medians: dict[tuple[Any, ...], float] = {}
     for same in zip(*ranks, strict=True):
         row = {"set": name, **{key: same[0][key] for key in ("op", "elements", "group", "congestion")}}
