@@ -9,7 +9,7 @@ for samples, x, y in lc.pipeline.batches(dataset, batch=32, seed=0):
 from torch_lowcomm.pipeline.batches import batches
 from torch_lowcomm.pipeline.boundary_module import BoundaryModule
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.edge import Edge, recv, send
+from torch_lowcomm.pipeline.edge import Edge
 from torch_lowcomm.pipeline.schedule import Schedule1F1B
 from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.pipeline.step import evaluate, reset, step
@@ -22,8 +22,6 @@ __all__ = [
     "Stage",
     "batches",
     "evaluate",
-    "recv",
     "reset",
-    "send",
     "step",
 ]

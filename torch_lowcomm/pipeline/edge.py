@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -88,24 +87,6 @@ class Edge(NotCopied):
         self._messages = EdgeMessages(self._side, self._name, backward or "")
         self._first_rank = dist.get_rank(group) < peer
         self._compared: int | None = None  # the cache's loads then
-
-    @classmethod
-    def of(cls, peer: int, channel: int = 0, *, group: dist.ProcessGroup | None = None, **options: Any) -> Edge:
-        """The edge that the functions `send` and `recv` use with these arguments; the first call makes it.
-
-        `options` are the other ones of Edge. Later calls may leave them out; another value than before is a ValueError.
-        """
-        backend_of(group)
-        group = group or dist.group.WORLD
-        assert group is not None
-        known = _edges.setdefault(group, {})
-        if (peer, channel) not in known:
-            known[peer, channel] = cls(peer, channel, group=group, **options), options
-        made, given = known[peer, channel]
-        for name, value in options.items():
-            if given.get(name) is not value and given.get(name) != value:
-                raise ValueError(f"{made._name}: expected {name}={given.get(name)!r}, as before, got {value!r}")
-        return made
 
     def send(self, x: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> torch.Tensor:
         """Sends one tensor or up to 8. Does not wait for the receiver.
@@ -235,33 +216,3 @@ def _tensors(x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if not 1 <= len(tensors) <= TENSORS:
         raise ValueError(f"expected 1 to {TENSORS} tensors in a message, got {len(tensors)}")
     return tensors
-
-
-# Gone with their groups.
-_edges: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, int], tuple[Edge, dict[str, Any]]]] = WeakKeyDictionary()
-
-
-def send(
-    x: torch.Tensor | Sequence[torch.Tensor],
-    peer: int,
-    channel: int = 0,
-    *,
-    samples: Samples = None,
-    group: dist.ProcessGroup | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Sends tensors over `Edge.of(peer, channel, group=group, **options)`, as Edge.send."""
-    return Edge.of(peer, channel, group=group, **options).send(x, samples=samples)
-
-
-def recv(
-    like: torch.Tensor | Sequence[torch.Tensor] | None,
-    peer: int,
-    channel: int = 0,
-    *,
-    samples: Samples = None,
-    group: dist.ProcessGroup | None = None,
-    **options: Any,
-) -> Any:
-    """Receives tensors over `Edge.of(peer, channel, group=group, **options)`, as Edge.recv."""
-    return Edge.of(peer, channel, group=group, **options).recv(like, samples=samples)
