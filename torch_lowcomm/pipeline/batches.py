@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from torch_lowcomm.pipeline.cache import Cache
 
@@ -20,7 +19,6 @@ def batches(
     replica: int = 0,
     replicas: int = 1,
     cache: Cache | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the batches of numbered samples, the same on every stage of a pipeline.
 
@@ -33,26 +31,22 @@ def batches(
         batch: Samples in a batch.
         seed: Of the parts and the order.
         epochs: Passes over the part.
-        shuffle: "epoch": another order in each epoch. "once": one order for all. "global": other parts too; what a cache
-            remembers of a sample moves with it, exactly and over the links between replicas, and costs more there than it
-            saves unless those are fast.
+        shuffle: "epoch": another order in each epoch. "once": one order for all. "global": other parts too, of which a replica's
+            cache remembers the samples that it had before: with several replicas most visits are then first ones.
         last: What becomes of an epoch's last batch where a part is no multiple of `batch`. "drop": it is left out; parts are
             equal, and up to replicas - 1 samples are in none. "fill": it goes on with the first samples of the epoch's order,
             which come twice in that epoch and never twice in a batch; every sample is in a part, and some parts have one more
             than others.
         replica: Whose part it is, 0...replicas - 1.
         replicas: Parts in all.
-        cache: Of the rank. Where it is in files, each batch's slots are read while the one before it computes. "global" moves its
-            slots.
-        group: With "global", a cache and several replicas: the ranks that have this rank's stages, one a replica, in order.
+        cache: Of the rank, in files: each batch's slots are read while the one before it computes.
 
     Yields:
         samples: int64 [batch], the entries' numbers in `dataset`; then for each field of an entry one tensor [batch, ...].
 
     Raises:
-        ValueError: `shuffle` or `last` is none of these, `replica` is none of the replicas, `batch` is below 1 or larger than a
-            part, or slots are to be moved without a group, or in one of other ranks than the replicas.
-        torch.distributed.DistBackendError: Slots could not be moved.
+        ValueError: `shuffle` or `last` is none of these, `replica` is none of the replicas, or `batch` is below 1 or above a
+            part's samples.
     """
     if shuffle not in ("epoch", "once", "global"):
         raise ValueError(f"shuffle: expected 'epoch', 'once' or 'global', got {shuffle!r}")
@@ -66,19 +60,16 @@ def batches(
         raise ValueError(
             f"batch: expected at most the {len(dataset) // replicas} samples of a replica's part, got {batch}"
         )
-    moves = shuffle == "global" and cache is not None and replicas > 1
-    if moves:
-        _expect_group(group, replica, replicas)
-    parts = _Parts(len(dataset), replicas, seed, shuffle, fills=last == "fill")
-    numbers = ((epoch, samples) for epoch in range(epochs) for samples in parts.batches(epoch, replica, batch))
-    before, following = -1, next(numbers, None)
+    numbers = (
+        samples
+        for epoch in range(epochs)
+        for samples in _of_epoch(len(dataset), epoch, batch, seed, shuffle, replica, replicas, fills=last == "fill")
+    )
+    following = next(numbers, None)
     while following is not None:
-        epoch, samples = following
-        if cache is not None and group is not None and moves and epoch != before:
-            cache.move(parts.owners(epoch), group)
-        before, following = epoch, next(numbers, None)
+        samples, following = following, next(numbers, None)
         if cache is not None and following is not None:
-            cache.read_ahead(following[1])
+            cache.read_ahead(following)
         entries = [dataset[int(i)] for i in samples]
         if isinstance(entries[0], tuple | list):
             yield (samples, *(torch.stack(list(field)) for field in zip(*entries, strict=True)))
@@ -86,48 +77,21 @@ def batches(
             yield samples, torch.stack(entries)
 
 
-class _Parts:
-    """Which samples a replica has, and in which order, from one seed."""
+def _of_epoch(
+    samples: int, epoch: int, batch: int, seed: int, shuffle: str, replica: int, replicas: int, *, fills: bool
+) -> Iterator[torch.Tensor]:
+    """The numbers of each batch of a replica in an epoch, from one seed."""
+    generator = torch.Generator()
 
-    def __init__(self, samples: int, replicas: int, seed: int, shuffle: str, *, fills: bool) -> None:
-        self._samples, self._replicas, self._seed, self._shuffle, self._fills = samples, replicas, seed, shuffle, fills
-        # Where the parts begin and end in an epoch's order; samples behind the last part are in none.
-        used = samples if fills else samples // replicas * replicas
-        self._bounds = [used * replica // replicas for replica in range(replicas + 1)]
-        self._generator = torch.Generator()
-        self._all = self._permutation(samples, seed)
+    def permutation(count: int, seed: int) -> torch.Tensor:
+        return torch.randperm(count, generator=generator.manual_seed(seed))
 
-    def batches(self, epoch: int, replica: int, batch: int) -> Iterator[torch.Tensor]:
-        """The numbers of each batch."""
-        part = self._part(epoch, replica)
-        if self._shuffle == "epoch":
-            part = part[self._permutation(len(part), self._seed * 1_000_003 + epoch)]
-        largest = -(-self._bounds[-1] // self._replicas)  # of the parts: replicas take equally many steps
-        steps = -(-largest // batch) if self._fills else largest // batch
-        for step in range(steps):
-            yield part[torch.arange(step * batch, (step + 1) * batch) % len(part)]
-
-    def owners(self, epoch: int) -> torch.Tensor:
-        """int64 [samples], the replica of each sample; -1 for those of no part."""
-        owners = torch.full((self._samples,), -1)
-        for replica in range(self._replicas):
-            owners[self._part(epoch, replica)] = replica
-        return owners
-
-    def _part(self, epoch: int, replica: int) -> torch.Tensor:
-        order = self._all  # all samples, part after part
-        if self._shuffle == "global":
-            order = self._permutation(self._samples, self._seed * 1_000_003 + epoch)
-        return order[self._bounds[replica] : self._bounds[replica + 1]]
-
-    def _permutation(self, samples: int, seed: int) -> torch.Tensor:
-        return torch.randperm(samples, generator=self._generator.manual_seed(seed))
-
-
-def _expect_group(group: dist.ProcessGroup | None, replica: int, replicas: int) -> None:
-    if group is None:
-        raise ValueError("group: expected the ranks of this stage in all replicas, for slots to move, got none")
-    if (size := dist.get_world_size(group)) != replicas:
-        raise ValueError(f"group: expected a rank for each of the {replicas} replicas, got {size}")
-    if (rank := dist.get_rank(group)) != replica:
-        raise ValueError(f"group: expected this rank at place {replica}, its replica's number, got {rank}")
+    seed_of_epoch = seed * 1_000_003 + epoch
+    order = permutation(samples, seed_of_epoch if shuffle == "global" else seed)  # all samples, part after part
+    used = samples if fills else samples // replicas * replicas  # the others are in no part
+    part = order[used * replica // replicas : used * (replica + 1) // replicas]
+    if shuffle == "epoch":
+        part = part[permutation(len(part), seed_of_epoch)]
+    largest = -(-used // replicas)  # of the parts: replicas take equally many steps
+    for step in range(-(-largest // batch) if fills else largest // batch):
+        yield part[torch.arange(step * batch, (step + 1) * batch) % len(part)]

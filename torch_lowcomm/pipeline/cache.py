@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._log import logger
-from torch_lowcomm.pipeline.slots import Slot, Slots, move_slots
+from torch_lowcomm.pipeline.slots import Slot, Slots
 
 
 class Cache(NotCopied):
@@ -71,7 +71,7 @@ class Cache(NotCopied):
             raise ValueError("state: expected False with a folder, whose files are found again by themselves, got True")
         self._store, self._state, self._max_bytes, self._overflow = store, state, max_bytes, overflow
         self.slots = Slots(store, None if folder is None else Path(folder), run, max_bytes)
-        self.loads = 0  # states taken over and moves; schedules compare again after one
+        self.loads = 0  # states taken over; schedules compare again after one
 
     @property
     def options(self) -> str:
@@ -152,31 +152,6 @@ class Cache(NotCopied):
         Idempotent. Raises OSError where a slot could not be written.
         """
         self.slots.close()
-
-    def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
-
-        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it. The next step
-        compares both sides of each boundary: a slot that has come to one side alone is a first visit, and so are those that were
-        under way when a peer or the network failed.
-
-        Args:
-            owners: int64 [samples], for each sample the rank in `group` that is to have it; -1: it stays where it is.
-            group: The ranks that have this rank's stages, one a replica.
-
-        Returns:
-            How many slots this rank gave, and how many it took. `stats()["forgotten"]["no_room"]` counts those that did not fit
-            into max_bytes.
-        """
-        ranks = dist.get_world_size(group)
-        if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < ranks):
-            raise ValueError(
-                f"owners: expected -1 or a rank of 0...{ranks - 1}, got {int(owners.min())} to {int(owners.max())}"
-            )
-        try:
-            return move_slots(self.slots, owners, group)
-        finally:
-            self.loads += 1  # what has moved before an error is to be compared too
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this rank, under one key with the rank's number.

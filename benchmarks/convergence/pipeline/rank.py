@@ -46,7 +46,6 @@ class Configuration:
 
     codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
     store: str = ""
-    shuffle: str = "epoch"
     stages: int = 4
     replicas: int = 1
     micro_batches: int = 4
@@ -177,12 +176,10 @@ class Run:
         return self.exactly(self.corpus.validation_batch(batch, CONTEXT, i) for i in range(count // batch))
 
     def batches(self, dataset: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Any, ...]]:
-        """The numbered batches of this replica in all epochs; with shuffle="global" slots move between replicas."""
+        """The numbered batches of this replica in all epochs."""
         c = self.c
-        options: dict[str, Any] = {"replica": self.replica, "replicas": c.replicas} if c.replicas > 1 else {}
-        if c.shuffle == "global" and self.cache:
-            options |= {"cache": self.cache, "group": self.among}
-        return lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle, **options)
+        options = {"replica": self.replica, "replicas": c.replicas} if c.replicas > 1 else {}
+        return lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, **options)
 
     def step(self, samples: Tensor, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""

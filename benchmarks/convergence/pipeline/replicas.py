@@ -30,8 +30,6 @@ PRESETS = {
     "AQ gauss2/gauss4, QuantizedAdam": replicated(GAUSS, optimizer="quantized_adam"),
     "exact, QuantizedAdam": replicated(optimizer="quantized_adam"),
     "AQ gauss2/gauss4, DiLoCoX": replicated(GAUSS, optimizer="diloco"),
-    "exact, global": replicated(shuffle="global"),
-    "AQ gauss2/gauss4, global": replicated(GAUSS, shuffle="global"),
     **{
         f"{way} gauss3/gauss6, QuantizedAdam": replicated(END_TO_END, store=store, optimizer="quantized_adam")
         for way, store in (("AQ", "fp16"), ("DirectQ", ""))

@@ -52,29 +52,27 @@ def test_a_batch_is_filled_up_by_the_first_samples_of_its_epoch():
     assert first != second
     with pytest.raises(ValueError, match="last: expected 'drop' or 'fill', got 'keep'"):
         _numbers(10, batch=4, last="keep")
+    with pytest.raises(ValueError, match="expected 'epoch', 'once' or 'global', got 'all'"):
+        _numbers(10, batch=4, shuffle="all")
     with pytest.raises(ValueError, match="batch: expected at most the 10 samples of a replica's part, got 11"):
         _numbers(10, batch=11, last="fill")
 
 
-@pytest.mark.parametrize("shuffle", ["epoch", "global"])
 @pytest.mark.on("quad", group={})
-def test_filled_batches_of_two_replicas(r, shuffle):
+def test_filled_batches_of_two_replicas(r):
     """Two replicas of two stages on 61 samples: what a filled batch repeats is one more visit, on both sides."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
     cache, samples, epochs = lc.pipeline.Cache(), 61, 3
     schedule, _ = case.build(index, 2, "1F1B", group=mesh.get_group("stage"), cache=cache, **case.CODED)
-    options = {"cache": cache, "group": mesh.get_group("replica")} if shuffle == "global" else {}
     steps = 0
     for numbers, x, y in lc.pipeline.batches(
         case.data()[:samples],
         batch=case.ROWS,
         epochs=epochs,
-        shuffle=shuffle,
         last="fill",
         replica=replica,
         replicas=2,
-        **options,
     ):
         lc.pipeline.step(schedule, x, samples=numbers, target=y)
         steps += 1
