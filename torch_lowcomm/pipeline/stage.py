@@ -15,7 +15,6 @@ from torch_lowcomm._copies import NotCopied
 from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary
 from torch_lowcomm.pipeline.boundary_module import boundary_module
 from torch_lowcomm.pipeline.cache import Cache, expect_cache
-from torch_lowcomm.pipeline.presets import FIRST, codecs
 from torch_lowcomm.pipeline.stage_messages import StageCodecs, StageMessages
 from torch_lowcomm.pipeline.units import expect_unit
 
@@ -44,12 +43,11 @@ class Stage(NotCopied, PipelineStage):
         *args: Any,
         forward: str | None = None,
         backward: str | None = None,
-        first_visit: str | None = FIRST,
+        first_visit: str | None = "minmax8:bucket=128",
         evaluate: str | None = None,
         cache: Cache | None = None,
         window: int | None = None,
         unit: str | None = None,
-        preset: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes a stage; all stages of a pipeline are given the same options.
@@ -69,19 +67,13 @@ class Stage(NotCopied, PipelineStage):
             unit: What codecs code without regard to the rest of a message, so that no decoded element tells of the rest: "token",
                 the last dimension; "sample", all but the first one; "message", nothing. None: a token of a tensor with three
                 dimensions, [batch, time, width], else a sample. Tensors of one dimension travel exact, unless "message".
-            preset: "paper:2/4", "paper:3/6" or "paper:4/8", in place of `forward`, `backward` and `first_visit`: the bits of
-                activations and of gradients in the paper's experiments (section 4), a scale a channel, first visits exact. Such
-                scales tell a token of all later ones, which a causal model learns to read: with activations [batch, time, width]
-                they need unit="message".
             **kwargs: As PipelineStage.
 
         Raises:
             TypeError: The module has a part of `BoundaryModule`, or the cache is none.
-            ValueError: An option is none of these, a codec is given with a preset, the group is of another backend, or a cache
-                has no forward codec.
+            ValueError: An option is none of these, the group is of another backend, or a cache has no forward codec.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
-        forward, backward, first_visit = codecs(preset, forward, backward, first_visit)
         self._module = boundary_module(submodule)
         forward, backward = (self._module.message_codec if codec is None else codec for codec in (forward, backward))
         expect_cache(cache, forward)

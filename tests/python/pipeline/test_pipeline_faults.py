@@ -37,16 +37,6 @@ def test_mistakes_are_named_before_anything_is_sent(r):
         ({"cache": True, "forward": "gauss2"}, "cache: expected an lc.pipeline.Cache, got True"),
         ({"window": 0}, "window: expected 1 or more, got 0"),
         ({"forward": "sym99"}, "sym99"),
-        ({"preset": "paper:1/1"}, "preset: expected one of paper:2/4, paper:3/6, paper:4/8, got 'paper:1/1'"),
-        (
-            {"preset": "paper:2/4", "forward": "gauss2"},
-            "forward: expected none with preset 'paper:2/4', got 'gauss2'",
-        ),
-        ({"preset": "paper:2/4", "backward": "sym4"}, "backward: expected none with preset 'paper:2/4', got 'sym4'"),
-        (
-            {"preset": "paper:2/4", "first_visit": "minmax4"},
-            "first_visit: expected none with preset 'paper:2/4', got 'minmax4'",
-        ),
     ):
         with pytest.raises(TypeError if options.get("cache") is True else ValueError, match=said):
             case.build(r.rank, r.size, "GPipe", **options)

@@ -149,20 +149,6 @@ def test_evaluation_by_a_codec(r):
             case.step(schedule)
 
 
-@pytest.mark.on("pair", group={})
-def test_a_preset_is_the_papers_codecs(r):
-    """A preset has the bits of the codecs that it stands for."""
-    same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first_visit": None}
-    found = []
-    for options in ({"preset": "paper:3/6"}, same):
-        options = {**options, "cache": lc.pipeline.Cache(), "unit": "message"}
-        schedule, stages = case.build(r.rank, r.size, "1F1B", **options)
-        for _ in range(3):
-            case.step(schedule)
-        found.append(case.gradients(stages))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("name", case.NAMES)
 @pytest.mark.on("pair", group={})
 def test_coded_stages_come_near(r, name):
