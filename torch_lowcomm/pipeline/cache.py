@@ -49,9 +49,8 @@ class Cache(NotCopied):
             run: A name of the run, which its files carry: files of another run are refused.
             max_bytes: What the slots of one tensor at one boundary may take on a rank, index and header of a file not counted.
                 None: no bound.
-            overflow: What happens to samples that do not fit. "stateless": they travel by themselves, in the stage's forward
-                codec. A codec: in this one. None: exact. "error": the step raises ValueError on every rank before
-                anything is sent; in the first step, of which nothing is known, at the message that does not fit.
+            overflow: How samples that do not fit travel, by themselves. "stateless": in the stage's forward codec. A codec: in
+                this one. None: exact.
             state: Whether state_dict() holds the slots, which are in RAM.
 
         Raises:
@@ -65,7 +64,7 @@ class Cache(NotCopied):
             raise ValueError(f"store: expected 'fp32', 'fp16', 'bf16' or a codec, got {store!r} ({error})") from None
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes: expected 1 or more, got {max_bytes}")
-        if overflow not in ("stateless", "error", None):
+        if overflow not in ("stateless", None):
             _C.Codec(overflow)
         if state and folder is not None:
             raise ValueError("state: expected False with a folder, whose files are found again by themselves, got True")
@@ -83,26 +82,9 @@ class Cache(NotCopied):
         """Bytes of all slots."""
         return sum(memory.bytes for _, memory, _ in self.slots.all())
 
-    def overflow_codec(self, forward: str) -> str | None:
-        """The codec of samples without room at a stage with this forward codec, "" if exact; None where they are refused."""
-        if self._overflow == "error":
-            return None
+    def overflow_codec(self, forward: str) -> str:
+        """The codec of samples without room at a stage with this forward codec; "" if exact."""
         return forward if self._overflow == "stateless" else self._overflow or ""
-
-    def expect_room(self, samples: Sequence[int]) -> None:
-        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank. A
-        boundary that has had no message yet is not known here; its message will raise.
-        """
-        if self._overflow != "error" or self._max_bytes is None:
-            return
-        for slot, memory, _ in self.slots.all():
-            room = self._max_bytes // memory.slot_bytes - memory.bytes // memory.slot_bytes
-            unseen = sum(memory.version(sample) == 0 for sample in samples)
-            if unseen > room:
-                raise ValueError(
-                    f"cache: boundary {slot}: max_bytes={self._max_bytes} (overflow='error'): expected at most {room} samples "
-                    f"that have no slot yet, of {memory.slot_bytes} bytes, got {unseen}"
-                )
 
     def stats(self) -> dict[str, Any]:
         """What the memories hold, and what happened to samples since this cache was made, over all boundaries of the rank.

@@ -37,9 +37,8 @@ def step(
 
     Raises:
         ValueError: There is a cache and no samples, a sample comes twice in the batch, the batch is no multiple of the
-            micro-batches, the stages had another number of them before, a cache with overflow="error" has no room, or, in the
-            first step, two stages next to each other have other schedules, micro-batches, stages, tensors or caches; before a
-            tensor is sent.
+            micro-batches, the stages had another number of them before, or, in the first step, two stages next to each other
+            have other schedules, micro-batches, stages, tensors or caches; before a tensor is sent.
         RuntimeError: A message of an earlier step failed, perhaps after this rank's part of that step was over. `reset` makes
             the stages ready again.
         torch.distributed.DistBackendError: A peer or the network failed, two stages mean different messages, or another stage
@@ -55,8 +54,6 @@ def step(
     if getattr(schedule, "_lowcomm_compared", None) != _loads(stages):
         _compare(schedule, stages)
     for cache in {id(stage.cache): stage.cache for stage in stages}.values():
-        if cache is not None and numbers is not None:
-            cache.expect_room(numbers)
         if cache is not None and next_samples is not None:
             cache.read_ahead(next_samples)
     return _run(schedule, schedule.step, (x, *args), target, kwargs, numbers)
