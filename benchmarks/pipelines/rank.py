@@ -121,7 +121,8 @@ class Way(Timed):
             samples, following = (
                 range(visit % VISITS * batch, (visit % VISITS + 1) * batch) for visit in (self.visit, self.visit + 1)
             )
-            lc.pipeline.step(self.schedule, self.x, samples=samples, next_samples=following, target=self.x)
+            self.cache.read_ahead(following)
+            lc.pipeline.step(self.schedule, self.x, samples=samples, target=self.x)
         elif self.case.ours:
             lc.pipeline.step(self.schedule, self.x, target=self.x)
         else:

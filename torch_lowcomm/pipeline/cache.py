@@ -110,9 +110,8 @@ class Cache(NotCopied):
     def read_ahead(self, samples: Sequence[int] | torch.Tensor) -> None:
         """Has the slots of the next batch read from their files while this one computes; in RAM it does nothing.
 
-        `lc.pipeline.step(next_samples=)` and `lc.pipeline.batches(cache=)` call this; use one of the two. A slot that the present
-        batch has yet to write is not read before. The slots of the last two calls are kept in RAM. A file that cannot be read
-        fails the next step.
+        `lc.pipeline.batches(cache=)` calls this. A slot that the present batch has yet to write is not read before. The slots of
+        the last two calls are kept in RAM. A file that cannot be read fails the next step.
         """
         numbers = list_of(samples)
         for _, memory, _ in self.slots.all():

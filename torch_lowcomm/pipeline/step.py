@@ -16,7 +16,6 @@ def step(
     x: torch.Tensor | None = None,
     *args: Any,
     samples: torch.Tensor | Sequence[int] | None = None,
-    next_samples: torch.Tensor | Sequence[int] | None = None,
     target: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -27,8 +26,6 @@ def step(
         x: The batch, [samples, ...], on every rank; the rank with the first stage uses it.
         args: Further inputs of the first stage.
         samples: The number of each sample of the batch, int64 [samples], each once; the same on all ranks. Needed with a cache.
-        next_samples: Those of the next step, whose slots are read from a cache's files meanwhile; `lc.pipeline.batches(cache=)`
-            does the same.
         target: As schedule.step(), on every rank; the rank with the last stage uses it.
         kwargs: As schedule.step().
 
@@ -53,9 +50,6 @@ def step(
         raise ValueError("a step with a cache: expected samples=, got none")
     if getattr(schedule, "_lowcomm_compared", None) != _loads(stages):
         _compare(schedule, stages)
-    for cache in {id(stage.cache): stage.cache for stage in stages}.values():
-        if cache is not None and next_samples is not None:
-            cache.read_ahead(next_samples)
     return _run(schedule, schedule.step, (x, *args), target, kwargs, numbers)
 
 

@@ -29,9 +29,9 @@ def _trained(r, cache, how):
         batches = list(lc.pipeline.batches(case.data(), batch=case.ROWS, epochs=3, seed=1))
         batches.insert(1, batches[0])  # the same samples in two batches that follow each other
     for number, (samples, x, y) in enumerate(batches):
-        is_told = how == "step" and number + 1 < len(batches)
-        ahead = {"next_samples": batches[number + 1][0]} if is_told else {}
-        lc.pipeline.step(schedule, x, samples=samples, target=y, **ahead)
+        if how == "step" and number + 1 < len(batches):
+            cache.read_ahead(batches[number + 1][0])
+        lc.pipeline.step(schedule, x, samples=samples, target=y)
         optimizer.step()
         optimizer.zero_grad()
     return [p.detach().clone() for p in stage.submod.parameters()]

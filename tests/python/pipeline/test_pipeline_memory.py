@@ -35,13 +35,8 @@ def test_nothing_grows_with_the_steps(r, where):
     for step in range(STEPS):
         at = step * ROWS % case.SAMPLES
         after = (step + 1) * ROWS % case.SAMPLES
-        lc.pipeline.step(
-            schedule,
-            x[at : at + ROWS],
-            target=y[at : at + ROWS],
-            samples=range(at, at + ROWS),
-            next_samples=range(after, after + ROWS),
-        )
+        cache.read_ahead(range(after, after + ROWS))
+        lc.pipeline.step(schedule, x[at : at + ROWS], target=y[at : at + ROWS], samples=range(at, at + ROWS))
         if step == STEPS // 3:
             before = _resident()
     grown = _resident() - before
