@@ -1,6 +1,5 @@
 """Cuts a decoder into stages for torch's pipelining."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -24,7 +23,6 @@ def cut(
     count: int,
     *,
     blocks: Sequence[int] | None = None,
-    free_last_stage: bool = False,
     coefficients: str = "fp32",
     boundary: Boundary | None = None,
     parts: Parts | None = None,
@@ -36,9 +34,6 @@ def cut(
         index: The stage's place, 0...count - 1.
         count: Stages in all. 1 is the whole decoder, which the same schedules run without a message.
         blocks: The number of blocks of each stage. None: as equal as they can be, more on the first stages.
-        free_last_stage: Frees all blocks of the last stage, before which the last boundary is: the model then has as many
-            `free_blocks`. Weights stay as they are, without what `constrain` has taken of them; `constrain(free_blocks=)` of that
-            number takes nothing. Before an optimizer or `reparam`; the same on all ranks.
         coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
             "minmax8:bucket=128", which the stage has as `message_codec`.
         boundary: Another kind than the exact one: `Projection`, `Bottleneck`.
@@ -51,8 +46,8 @@ def cut(
         TypeError: The model is not constrained, and the boundary is the exact one; it is a stage already; or an argument has
             another type.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
-            unknown, two stages would train one parameter, a boundary would be behind a free block, the last stage cannot be
-            freed, or a free decoder computes something else than its parts do, one after the other.
+            unknown, two stages would train one parameter, a boundary would be behind a free block, or a free decoder computes
+            something else than its parts do, one after the other.
     """
     if isinstance(model, StageModule):
         raise TypeError(f"cut: expected a whole decoder, got {model.name}")
@@ -83,13 +78,6 @@ def cut(
         _C.Codec(coefficients)
     if boundary is not None or coefficients != "fp32":
         logger.info("cut: not exact: %s, coefficients %s", boundary or "the subspace's coefficients", coefficients)
-    if free_last_stage:
-        if boundary is not None or count == 1:
-            raise ValueError(
-                f"free_last_stage: expected the exact boundary before the last of two stages or more, got "
-                f"{'one stage' if count == 1 else boundary}"
-            )
-        parts = _free(model, parts, total - sizes[-1])
     start = sum(sizes[:index])
     return StageModule(
         model,
@@ -112,26 +100,6 @@ def _expect_constrained(parts: Parts, sizes: Sequence[int]) -> None:
             f"front, got one before block {last}: give the last stage {free} blocks or more (blocks=), or constrain the "
             f"decoder with free_blocks={sizes[-1]} at most"
         )
-
-
-def _free(model: nn.Module, parts: Parts, number: int) -> Parts:
-    """Frees a model's blocks from a number on; refuses coordinates in the place of their weights."""
-    freed = dataclasses.replace(parts, free_from=number)
-    kept = {id(module) for _, _, module in freed.projections(model)}
-    projections = [(name, module) for name, _, module in parts.projections(model) if id(module) not in kept]
-    for name, module in projections:
-        if "coordinates" in module._parameters:
-            raise ValueError(
-                f"free_last_stage: {name}: expected a weight, got coordinates: cut before lc.subspace.reparam"
-            )
-    for _, module in projections:
-        del module.subspace_role, module.subspace_basis
-    model.subspace_basis.free_blocks = len(parts.blocks_of(model)) - number
-    model.subspace_parts = freed
-    model.subspace_report = dataclasses.replace(
-        model.subspace_report, parts=freed, free_blocks=model.subspace_basis.free_blocks
-    )
-    return freed
 
 
 def _expect_own_parameters(model: nn.Module, parts: Parts, sizes: Sequence[int]) -> None:

@@ -190,11 +190,6 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         """Raises ValueError where the basis is another than weights and moments are in; takes its U after a checkpoint."""
         if self._basis is None:
             return
-        if self._basis.free_blocks != (free := self._of_groups("free_blocks", self._basis.free_blocks)):
-            raise ValueError(
-                f"SubspaceAdamW: expected a decoder with free_blocks={free}, as when the optimizer was made, got "
-                f"free_blocks={self._basis.free_blocks}: free a last stage (cut) before"
-            )
         if self._basis.version != self._version():
             raise ValueError(
                 f"SubspaceAdamW: expected U of version {self._version()}, which weights and moments are in, got a basis of "

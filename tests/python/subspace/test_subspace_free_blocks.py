@@ -49,23 +49,15 @@ def test_the_last_blocks_are_as_they_were(free):
     assert lc.subspace.check(model) == []
 
 
-# Free blocks, blocks of the stages, whether the last one is freed.
-CUTS = [
-    (0, [1, 1, 1, 1], False),
-    (1, [4], False),
-    (1, [2, 1, 1], False),
-    (1, None, False),
-    (2, [2, 2], False),
-    (2, [1, 3], False),
-    (0, [1, 3], True),
-]
+# Free blocks, blocks of the stages.
+CUTS = [(0, [1, 1, 1, 1]), (1, [4]), (1, [2, 1, 1]), (1, None), (2, [2, 2]), (2, [1, 3]), (3, [1, 3])]
 
 
-@pytest.mark.parametrize(("free", "sizes", "freed"), CUTS)
-def test_a_cut_is_the_uncut_model(free, sizes, freed):
+@pytest.mark.parametrize(("free", "sizes"), CUTS)
+def test_a_cut_is_the_uncut_model(free, sizes):
     """In loss and gradients, after a step that has taken the free weights out of the subspace, too."""
     model, ids = _constrained(free), case.ids()
-    cuts = case.cuts(model, len(sizes or "two"), blocks=sizes, free_last_stage=freed)
+    cuts = case.cuts(model, len(sizes or "two"), blocks=sizes)
     assert [lc.subspace.check(stage) for stage in cuts] == [[]] * len(cuts)
     assert abs(model(ids, ids).item() - case.loss(case.logits(model, ids), ids).item()) < 1e-13
     optimizer = lc.SubspaceAdamW(model, lr=1e-2)
@@ -74,11 +66,10 @@ def test_a_cut_is_the_uncut_model(free, sizes, freed):
         model(ids, ids).backward()
         optimizer.step()
         optimizer.zero_grad()
-    count = sizes[-1] if freed else free
     found = _outside(model)
     for (number, _), outside in found.items():
-        assert (outside > 1e-4) == (number >= case.LAYERS - count), found
-    assert model.subspace_basis.free_blocks == cuts[0].subspace_basis.free_blocks == count
+        assert (outside > 1e-4) == (number >= case.LAYERS - free), found
+    assert model.subspace_basis.free_blocks == cuts[0].subspace_basis.free_blocks == free
 
 
 @pytest.mark.parametrize("name", case.FAMILIES)
@@ -104,25 +95,6 @@ def test_no_boundary_behind_a_free_block():
             lc.subspace.cut(model, 0, **options)
     lc.subspace.cut(model, 0, 1)  # has no boundary
     lc.subspace.cut(model, 0, 4, boundary=lc.subspace.Projection(4))  # asks nothing of weights
-
-
-def test_what_frees_no_last_stage():
-    model = case.constrained()
-    for options, got in (
-        ({"count": 1}, "one stage"),
-        ({"count": 2, "boundary": lc.subspace.Projection(4)}, "Projection"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"free_last_stage: expected the exact boundary before the last .* got {got}"
-        ):
-            lc.subspace.cut(model, 0, free_last_stage=True, **options)
-    lc.subspace.reparam(model)
-    with pytest.raises(
-        ValueError, match=r"free_last_stage: blocks.2.attention.out: expected a weight, got coordinates"
-    ):
-        lc.subspace.cut(model, 0, 2, free_last_stage=True)
-    assert lc.subspace.check(model) == [] and model.subspace_basis.free_blocks == 1
-    lc.subspace.cut(model, 0, 4, free_last_stage=True)  # whose last stage is free as it is
 
 
 def test_what_free_blocks_may_have():
@@ -153,15 +125,6 @@ def test_what_free_blocks_may_have():
     assert case.apart(case.chain(case.cuts(model, 4), ids), case.logits(model, ids)) < 1e-12
     model.blocks[2].attention_norm.weight = model.norm.weight
     assert "shared with" in "\n".join(map(str, lc.subspace.check(model)))
-
-
-def test_a_stage_that_is_freed_behind_its_optimizer():
-    model, ids = case.constrained(), case.ids()
-    optimizer = lc.SubspaceAdamW(model)
-    lc.subspace.cut(model, 0, 2, free_last_stage=True)
-    model(ids, ids).backward()
-    with pytest.raises(ValueError, match="with free_blocks=1, as when the optimizer was made, got free_blocks=2"):
-        optimizer.step()
 
 
 def test_a_checkpoint_of_other_free_blocks_is_refused():
@@ -240,23 +203,19 @@ def test_coordinates_of_a_stage_of_free_blocks():
     assert all(torch.equal(p, last[name]) for name, p in stages[3].named_parameters())
 
 
-@pytest.mark.parametrize("how", ["a free stage", "freed"])
+@pytest.mark.parametrize(("layers", "free", "sizes"), [(4, 1, None), (6, 2, [1, 1, 1, 3])])
 @pytest.mark.on("quad", group={}, timeout=120)
-def test_stages_with_free_blocks_train(r, how):
+def test_stages_with_free_blocks_train(r, layers, free, sizes):
     """Real stages, the last one of free blocks alone or with constrained ones, through a step of the subspace."""
-    layers, options, sizes = {"a free stage": (4, {}, None), "freed": (6, {"free_blocks": 0}, [1, 1, 1, 3])}[how]
-    freed = how == "freed"
-    model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK, sigma=1.0, **options)
-    stage = lc.pipeline.Stage(
-        lc.subspace.cut(model, r.rank, r.size, blocks=sizes, free_last_stage=freed), r.rank, r.size, torch.device("cpu")
-    )
-    module = stage.submod
+    model = lc.subspace.constrain(case.gpt(layers=layers), case.RANK, sigma=1.0, free_blocks=free)
+    module = lc.subspace.cut(model, r.rank, r.size, blocks=sizes)
+    stage = lc.pipeline.Stage(module, r.rank, r.size, torch.device("cpu"))
     optimizer = lc.SubspaceAdamW(module, lr=1e-2)
     subspace = lc.subspace.Grassmann([stage], optimizer, every=5)
     schedule = lc.pipeline.Schedule1F1B(stage, pipelines.MICRO, loss_fn=case.loss)
     pipelines.train(range(12), schedule, optimizer, subspace)
     groups = {(g["basis_version"], g["basis_checksum"], g["free_blocks"]) for g in optimizer.param_groups}
-    assert groups == {(2, module.subspace_basis.checksum, 3 if freed else 1)}
+    assert groups == {(2, module.subspace_basis.checksum, free)}
     assert lc.subspace.check(module) == [] and module.subspace_basis.version == 2
     distances = {name: off for name, off in optimizer.distances().items() if name.startswith("blocks")}
     assert all(off < 1e-12 for off in distances.values())
@@ -264,11 +223,10 @@ def test_stages_with_free_blocks_train(r, how):
     for number, block in module.subspace_parts.blocks_of(module):
         rows = block.down.weight.detach().T
         outside[number] = float((rows - module.subspace_basis.project(rows)).norm() / rows.norm())
-    free_from = layers - (3 if freed else 1)
-    assert all((off > 1e-2) == (number >= free_from) for number, off in outside.items()), outside
+    assert all((off > 1e-2) == (number >= layers - free) for number, off in outside.items()), outside
     states = [None] * r.size
     dist.all_gather_object(states, module.state_dict())
-    again = lc.subspace.constrain(case.gpt(layers=layers, seed=1), case.RANK, free_blocks=layers - free_from, sigma=1.0)
+    again = lc.subspace.constrain(case.gpt(layers=layers, seed=1), case.RANK, free_blocks=free, sigma=1.0)
     merged = lc.subspace.merge_states(states)
     assert merged["blocks.0.down.weight"].shape == again.blocks[0].down.weight.shape
     again.load_state_dict(merged | {name: t for name, t in again.state_dict().items() if name not in merged})
