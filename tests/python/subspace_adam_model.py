@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.weights import constrained_weights
 
 WIDTH, RANK, HIDDEN, VOCABULARY = 24, 4, 40, 50
 
@@ -94,6 +95,14 @@ def backward(model, step, scaled=lambda loss: loss):
     loss = functional.cross_entropy(logits.flatten(0, 1).float().to(logits.dtype), (ids * 7 % VOCABULARY).flatten())
     scaled(loss).backward()
     return loss.item()
+
+
+def project_gradients(model):
+    """Projects the gradients of constrained weights onto S, in place; coordinates have no others."""
+    for weight in constrained_weights(model):
+        gradient = weight.parameter.grad
+        if not weight.is_coordinates:
+            gradient.copy_(projected(gradient, weight.basis.vectors, weight.role == "embedding"))
 
 
 def train(model, optimizer, steps, clip=None):

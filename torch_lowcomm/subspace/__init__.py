@@ -17,7 +17,7 @@ from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.projection import Bottleneck, Projection
-from torch_lowcomm.subspace.reparam import project_gradients, reparam
+from torch_lowcomm.subspace.reparam import reparam
 from torch_lowcomm.subspace.stage import merge_states
 
 __all__ = [
@@ -32,6 +32,5 @@ __all__ = [
     "cut",
     "generate",
     "merge_states",
-    "project_gradients",
     "reparam",
 ]

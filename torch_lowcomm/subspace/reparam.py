@@ -1,4 +1,4 @@
-"""The subspace without its own optimizer: coordinates as parameters, and projected gradients."""
+"""The subspace without its own optimizer: coordinates as parameters."""
 
 import functools
 
@@ -7,9 +7,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.basis import Basis, without_autocast
-from torch_lowcomm.subspace.weights import AXES, constrained_weights, sum_slices, wide
+from torch_lowcomm.subspace.weights import AXES, constrained_weights, wide
 
 
 class _Coordinates(nn.Module):
@@ -78,7 +77,7 @@ def reparam(module: nn.Module) -> nn.Module:
     With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
     ones with `lc.SubspaceAdamW`, the only optimizer that can go on in another U. Elementwise methods differ from those of
     weights: their second moments are of coordinates, which depend on the choice of U within S. A bias of W_p1 or W_p2 stays a
-    vector in S, whose gradient is still to be projected.
+    vector in S.
 
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
@@ -102,22 +101,3 @@ def reparam(module: nn.Module) -> nn.Module:
         kind = _EmbeddingOfCoordinates if weight.role == "embedding" else _LinearOfCoordinates
         part.__class__ = _class_of(kind, type(part))
     return module
-
-
-@without_autocast
-@torch.no_grad()
-def project_gradients(module: nn.Module) -> None:
-    """Projects the gradients of constrained weights onto S, in place: G ← U·UᵀG.
-
-    For optimizers other than `lc.SubspaceAdamW`, which does it by itself. One whose update is a combination of gradients (SGD,
-    with momentum and decoupled weight decay too) then keeps the weights in S. Clip after it. Collective over the ranks of a
-    mesh where FSDP2 has sharded the weights of the module, a model or a stage. Weights without a gradient, and coordinates, are
-    passed over.
-    """
-    found = constrained_weights(module)
-    weights = [weight for weight in found if not weight.is_coordinates and weight.parameter.grad is not None]
-    gradients = [local(weight.parameter.grad) for weight in weights]
-    coordinates = [w.coordinates(wide(g), w.basis.vectors) for w, g in zip(weights, gradients, strict=True)]
-    sum_slices(weights, coordinates)
-    for weight, gradient, c in zip(weights, gradients, coordinates, strict=True):
-        gradient.copy_(weight.expand(c, weight.basis.vectors))

@@ -5,6 +5,7 @@ import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
+from subspace_adam_model import project_gradients
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
@@ -181,7 +182,7 @@ def test_averages_of_coordinates(r):
         before = _weights(run.part)
         for step in range(4):
             run.backward(step)
-            lc.subspace.project_gradients(run.module)  # of weights; coordinates cannot leave the subspace
+            project_gradients(run.module)  # of weights; coordinates cannot leave the subspace
             optimizer.step()
             optimizer.zero_grad()
         optimizer.finish()
