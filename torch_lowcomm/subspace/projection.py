@@ -1,4 +1,4 @@
-"""Boundaries for decoders whose weights stay free: a projection with anchors, and a trained encoder and decoder."""
+"""A boundary for decoders whose weights stay free: a projection with anchors."""
 
 from typing import Any
 
@@ -72,47 +72,6 @@ class Projection:
         return f"Projection(rank={self.rank}, seed={self.seed}, learned={self.learned}, anchor={self.anchor!r}{sigma})"
 
 
-class Bottleneck:
-    """A boundary with an encoder and a decoder that are trained with the stages; not exact.
-
-    C = X·U + E(X) and X̂ = C·Uᵀ + D(C): a fixed path of low rank, and next to it two small networks, whose last weights are 0 at
-    first. The idea is that of ResBM (arXiv 2604.11947); the sizes are ours.
-    """
-
-    exact = False
-
-    def __init__(self, rank: int, *, seed: int = 0, hidden: int | None = None) -> None:
-        """Chooses the boundary; `cut(..., boundary=)` takes it.
-
-        Args:
-            rank: k, the numbers that a boundary carries for each token, 1 or more.
-            seed: Of U and of the networks' first weights, the same on all ranks.
-            hidden: The width of the networks. None: 4 times the rank.
-        """
-        if rank < 1 or (hidden is not None and hidden < 1):
-            raise ValueError(f"rank and hidden: expected 1 or more, got {rank} and {hidden}")
-        self.rank, self.seed, self.hidden = rank, seed, hidden or 4 * rank
-
-    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
-        """See `Boundary`."""
-        width = embedding.weight.shape[1]
-        sizes = (width, self.rank) if encodes else (self.rank, width)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.seed * 1_000_003 + 2 * number + encodes)
-            network = nn.Sequential(
-                nn.RMSNorm(sizes[0]),
-                nn.Linear(sizes[0], self.hidden, bias=False),
-                nn.GELU(),
-                nn.Linear(self.hidden, sizes[1], bias=False),
-            )
-        nn.init.zeros_(network[-1].weight)
-        network = network.to(embedding.weight.device, _arithmetic(embedding.weight))
-        return _BottleneckSide(_Orthonormal(self, embedding, learned=False), network, encodes=encodes)
-
-    def __repr__(self) -> str:
-        return f"Bottleneck(rank={self.rank}, seed={self.seed}, hidden={self.hidden})"
-
-
 class _Orthonormal(nn.Module):
     """A matrix [rank, width] of orthonormal rows. A learned one is what Gram-Schmidt makes of a free parameter V.
 
@@ -182,19 +141,6 @@ class _ProjectionDecode(nn.Module):
             return c @ rows
         anchor = self.anchor(ids, c.dtype)
         return (c if self._subtracted else c - functional.linear(anchor, rows)) @ rows + anchor
-
-
-class _BottleneckSide(nn.Module):
-    """X·U + E(X), or C·Uᵀ + D(C)."""
-
-    def __init__(self, path: nn.Module, network: nn.Module, *, encodes: bool) -> None:
-        super().__init__()
-        self.path, self.network, self._encodes = path, network, encodes
-
-    def forward(self, x: torch.Tensor, ids: torch.Tensor, start: int = 0) -> torch.Tensor:
-        rows = self.path.weight
-        x = x.to(rows.dtype)
-        return (functional.linear(x, rows) if self._encodes else x @ rows) + self.network(x)
 
 
 def _arithmetic(weight: torch.Tensor) -> torch.dtype:

@@ -29,7 +29,6 @@ VARIANTS = {
     "projection, 32": Configuration("projection", rank=32),
     "projection, 32, learned": Configuration("projection", rank=32, learned=True),
     "projection, 32, no anchor": Configuration("projection", rank=32, anchor="none"),
-    "bottleneck, 32": Configuration("bottleneck", rank=32),
 }
 # What the last block's constraint costs, which no boundary needs.
 _SMALL = {"width": 128, "layers": 4, "stages": 4, "steps": 300}

@@ -26,7 +26,7 @@ class Configuration:
     """One run; fields that are not here are as `lc.subspace.cut`, `constrain` and `Projection` have them.
 
     Attributes:
-        kind: "constrained" decoders; free ones with boundaries "whole", "top-k", "one-bit", "projection" and "bottleneck".
+        kind: "constrained" decoders; free ones with boundaries "whole", "top-k", "one-bit" and "projection".
         rank: Numbers a token that cross a boundary; of "top-k" those that are kept.
         every: Steps from one turn of the subspace to the next; 0: it stays.
         watched: Windows of the `validation` ones that are evaluated at each point; 0: none.
@@ -137,8 +137,6 @@ def boundary_of(c: Configuration) -> Any:
         return None
     if c.kind == "projection":
         return lc.subspace.Projection(c.rank, seed=c.seed, learned=c.learned, anchor=c.anchor)
-    if c.kind == "bottleneck":
-        return lc.subspace.Bottleneck(c.rank, seed=c.seed)
     if c.kind == "top-k":
         return TopK(c.width, c.rank)
     return OneBit(c.width) if c.kind == "one-bit" else Whole(c.width)

@@ -198,7 +198,6 @@ VALUES = [
         lambda *_: lc.subspace.Projection(4, anchor="mine"),
         "anchor: expected one of 'embedding', 'own', 'signs', 'none', got 'mine'",
     ),
-    (lambda *_: lc.subspace.Bottleneck(4, hidden=0), "rank and hidden: expected 1 or more, got 4 and 0"),
 ]
 TYPES = [
     (lambda model, _: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),

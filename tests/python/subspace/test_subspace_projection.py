@@ -1,4 +1,4 @@
-"""lc.subspace.Projection and Bottleneck: boundaries of decoders whose weights are free, by their formulas."""
+"""lc.subspace.Projection: a boundary of decoders whose weights are free, by its formulas."""
 
 import logging
 
@@ -94,35 +94,9 @@ def test_training(kind):
     assert not any("encode.anchor" in name for name in moved)
 
 
-def test_bottleneck():
-    model, ids = case.gpt(), case.ids()
-    first, last = _stages(model, lc.subspace.Bottleneck(case.RANK, seed=3))
-    vectors = Basis(case.WIDTH, case.RANK, seed=3).vectors
-    x = _before(model, ids)
-    assert (
-        case.apart(last.decode(first(ids), ids, 0), x @ vectors.T @ vectors) < 1e-12
-    )  # the networks' last weights are 0
-    assert not first.exact and first(ids).shape[2] == case.RANK
-    again = _stages(case.gpt(), lc.subspace.Bottleneck(case.RANK, seed=3))[1]
-    for name, value in last.boundaries.state_dict().items():
-        assert torch.equal(value, again.boundaries.state_dict()[name])
-    with torch.no_grad():
-        last.decode.network[-1].weight.fill_(1)
-    assert case.apart(last.decode(first(ids), ids, 0), x @ vectors.T @ vectors) > 0.1
-
-
-def test_bottleneck_training():
-    stages = _stages(case.gpt(torch.float32), lc.subspace.Bottleneck(case.RANK), 3)
-    losses = _trained(stages)
-    assert losses[-1] < 0.5 * losses[0]
-    assert all(p.grad is not None for stage in stages for p in stage.parameters())
-
-
-@pytest.mark.parametrize(
-    "boundary", [lc.subspace.Projection(8, learned=True, anchor="own"), lc.subspace.Bottleneck(8)], ids=repr
-)
-def test_states(boundary):
+def test_states():
     """A boundary's own parameters are in its stages' states; another cut has another boundary, which is named."""
+    boundary = lc.subspace.Projection(8, learned=True, anchor="own")
     stages = _stages(case.gpt(torch.float32), boundary)
     _trained(stages, 3)
     merged = lc.subspace.merge_states([stage.state_dict() for stage in stages])
@@ -149,9 +123,6 @@ OTHERS = {
     "learned": [lc.subspace.Projection(4, learned=x) for x in (False, True)],
     "anchor": [lc.subspace.Projection(4, anchor=a) for a in ("own", "none")],
     "sigma": [lc.subspace.Projection(4, anchor="signs", sigma=s) for s in (0.1, 0.2)],
-    "seed of a bottleneck": [lc.subspace.Bottleneck(4, seed=s) for s in (0, 1)],
-    "hidden": [lc.subspace.Bottleneck(4, hidden=h) for h in (8, 16)],
-    "kind": [lc.subspace.Projection(4), lc.subspace.Bottleneck(4)],
 }
 
 
