@@ -13,6 +13,7 @@ from torch_lowcomm.subspace.anchor import Anchor, Embedding
 from torch_lowcomm.subspace.boundary import Boundary
 from torch_lowcomm.subspace.families import run_blocks
 from torch_lowcomm.subspace.parts import Parts, part_at
+from torch_lowcomm.subspace.projection import Projection
 from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class StageModule(nn.Module):
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
         kind = f"{boundary!r}, coefficients={coefficients}".encode()
-        if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
+        if isinstance(boundary, Projection):  # which copies the embedding, as it is now
             kind += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
         self._boundary = zlib.crc32(kind)
         self.register_load_state_dict_pre_hook(pick)

@@ -27,8 +27,6 @@ VARIANTS = {
     "constrained, 32, no fixed rows": Configuration("constrained", rank=32, sigma=0.0),
     "constrained, 32, turning": Configuration("constrained", rank=32, every=100),
     "projection, 32": Configuration("projection", rank=32),
-    "projection, 32, learned": Configuration("projection", rank=32, learned=True),
-    "projection, 32, no anchor": Configuration("projection", rank=32, anchor="none"),
 }
 # What the last block's constraint costs, which no boundary needs.
 _SMALL = {"width": 128, "layers": 4, "stages": 4, "steps": 300}

@@ -39,8 +39,6 @@ class Configuration:
     sigma: float | None = None
     free_blocks: int = 1
     every: int = 0
-    learned: bool = False
-    anchor: str = "embedding"
     width: int = 256
     layers: int = 6
     stages: int = 6
@@ -136,7 +134,7 @@ def boundary_of(c: Configuration) -> Any:
     if c.kind == "constrained":
         return None
     if c.kind == "projection":
-        return lc.subspace.Projection(c.rank, seed=c.seed, learned=c.learned, anchor=c.anchor)
+        return lc.subspace.Projection(c.rank, seed=c.seed)
     if c.kind == "top-k":
         return TopK(c.width, c.rank)
     return OneBit(c.width) if c.kind == "one-bit" else Whole(c.width)

@@ -194,10 +194,6 @@ VALUES = [
         for free in (-1, case.LAYERS)
     ),
     (lambda *_: lc.subspace.Projection(0), "rank: expected 1 or more, got 0"),
-    (
-        lambda *_: lc.subspace.Projection(4, anchor="mine"),
-        "anchor: expected one of 'embedding', 'own', 'signs', 'none', got 'mine'",
-    ),
 ]
 TYPES = [
     (lambda model, _: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),
