@@ -5,10 +5,12 @@ group, so it also runs where none can be made. The first rank of each host takes
 port of LOWCOMM_LISTEN (any free one without), and one of them dials at a time. Rank 0 prints.
 
 columns
-  from, to     two ranks; the first one dials
-  by, address  the second one's network interface, and its address; "advertised" is LOWCOMM_ADVERTISE
-  rtt          us, median of 20 round trips of 64 bytes
-  there, back  goodput in Mbit/s (10^6), one way at a time, without TCP's start
+  from, to       two ranks; the first one dials
+  by, address    the second one's network interface, and its address; "advertised" is LOWCOMM_ADVERTISE
+  rtt            us, median of 20 round trips of 64 bytes
+  there, back    goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first sixth
+                 / the time that they took. This leaves out TCP's start and the burst of a shaper
+  there*, back*  goodput with both ways busy
 An address that does not answer has the reason in their place.
 """
 
@@ -25,12 +27,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_lowcomm.cli.bench import launch, link, report
-from torch_lowcomm.cli.bench.sockets import Connection, Listener, chosen_interface, interfaces
+from torch_lowcomm.cli.bench import launch, report
+from torch_lowcomm.cli.link import measure
 from torch_lowcomm.cli.machine import heading
+from torch_lowcomm.cli.sockets import Connection, Listener, chosen_interface, interfaces
 
 _PATIENCE_S, _ACCEPT_S, _QUEUE_S = 3.0, 8.0, 60.0  # for a dial, on both sides; and for what a link's queue may hold
-_WIDTHS = (5, 5, 11, 16, 10, 10, 10)
+_NAMES = ("from", "to", "by", "address", "rtt", "there", "back", "there*", "back*")
+_WIDTHS = (5, 5, 11, 16, 10, 10, 10, 10, 10)
 Row = dict[str, Any]
 
 
@@ -65,7 +69,7 @@ class _Doctor:
     def __init__(self, seconds: float, store: dist.Store, rank: int, ranks: int) -> None:
         self._store, self._rank, self._turn = store, rank, 0
         self._among = list(range(ranks))  # who gathers
-        self._job = argparse.Namespace(seconds=seconds, pings=20)
+        self._seconds = seconds
 
     def run(self) -> int:
         first: dict[str, int] = {}
@@ -91,7 +95,7 @@ class _Doctor:
         if wrong := [about["why"] for about in hosts.values() if "why" in about]:
             self._print("\n".join(wrong))
             return 1
-        self._print("#" + report.aligned(("from", "to", "by", "address", "rtt", "there", "back"), _WIDTHS)[1:])
+        self._print("#" + report.aligned(_NAMES, _WIDTHS)[1:])
         ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
         rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
         said = advice(rows, hosts) if len(hosts) > 1 else ["all ranks are on one host: it dials nothing"]
@@ -108,14 +112,14 @@ class _Doctor:
                 with Connection.to(address, a, b, _PATIENCE_S) if leads else listener.accept(a) as made:
                     made.patience(_QUEUE_S)
                     mine = {"reached": True}
-                    mine |= link.measure_each_way(self._job, made, leads=leads)
+                    mine |= measure(made, self._seconds, leads=leads)
         except (OSError, RuntimeError) as error:
             mine["why"] = str(error.__cause__ or error)
         found = dict(zip(self._among, self._gather(mine), strict=True))
         reached = "reached" in found[a]
         why = (found[b].get("why") if reached else "") or found[a].get("why", "")
-        rates = [] if why else [found[b]["alone"], found[a]["alone"]]
-        cells = [f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), *rates)] if rates else [""] * 3
+        rates, both = ([] if why else [found[end][how] for end in (b, a)] for how in ("alone", "both"))
+        cells = [f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), *rates, *both)] if rates else [""] * 5
         self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
         return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates}
 

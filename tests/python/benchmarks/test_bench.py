@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import cli
 from torch_lowcomm.cli import bench
-from torch_lowcomm.cli.bench import collectives, launch, ops, sockets
+from torch_lowcomm.cli.bench import collectives, launch, ops
 
 COLUMNS = ["size", "count", "type", "redop", "root"]
 COLUMNS += [f"{form} {name}" for form in ("out", "in") for name in ("time", "algbw", "busbw", "#wrong")]
@@ -45,7 +45,7 @@ def _run(r, commands):
     for argv in commands:
         arguments = arguments_of(argv)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            status = arguments.run(arguments.prepare(arguments))
+            status = collectives.run(collectives.prepare(arguments))
         done.append((status, out.getvalue()))
     return done
 
@@ -227,8 +227,6 @@ def test_rates_are_of_bits():
         ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
         ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
         ("all_reduce --timeout 0", "--timeout: expected more than 0, got 0"),
-        ("link --seconds 0", "--seconds: expected more than 0, got 0"),
-        ("link --ranks 1", "--ranks: expected at least 2, got 1"),
     ],
 )
 def test_refusals_are_one_sentence(capsys, argv, says):
@@ -241,7 +239,7 @@ def test_refusals_are_one_sentence(capsys, argv, says):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ("gossip", ("'gossip'", "all_reduce", "sendrecv", "link")),
+        ("gossip", ("'gossip'", "all_reduce", "sendrecv")),
         ("all_gather -o max", ("unrecognized arguments: -o max",)),
         ("all_reduce --peer mpi", ("'mpi'", "gloo")),
     ],
@@ -322,35 +320,3 @@ def test_a_rank_that_dies_is_named_by_the_others(capfd):
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert len(said) == 1 and said[0].startswith("torch_lowcomm bench: rank 0: "), said
     assert "barrier" in said[0] or "rank 1" in said[0]
-
-
-def _links(r, path):
-    done = _run(r, [["link", "--seconds", "0.3", "--pings", "20", "--json", path]])
-    assert dist.get_world_size() == r.size
-    return done[0]
-
-
-def test_a_link_is_measured_on_the_interface_of_groups(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
-    assert sockets.own_ip() == "127.0.0.1"
-    monkeypatch.setenv("LOWCOMM_SOCKET_IFNAME", "nowhere0")
-    with pytest.raises(OSError, match="expected one of lo.*, got 'nowhere0'"):
-        sockets.own_ip()
-
-
-@pytest.mark.later
-def test_links(trio, tmp_path):
-    path = tmp_path / "link.json"
-    done = trio(_links, path, timeout=60)
-    assert [status for status, _ in done] == [0, 0, 0]
-    stored = json.loads(path.read_text())
-    assert set(stored) == {"versions", "machine", "op", "options", "rows"}
-    assert [(row["a"], row["b"]) for row in stored["rows"]] == [(0, 1), (0, 2), (1, 2)]
-    for row in stored["rows"]:
-        assert len(row["rtts_us"]) == 20
-        assert 0 < row["rtt_min_us"] == min(row["rtts_us"]) <= row["rtt_us"]
-        ways = ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")
-        assert all(row[f"{way}_mbit_s"] > 0 for way in ways)
-    lines = [line.split() for line in done[0][1].splitlines() if not line.startswith("#")]
-    assert [line[:2] for line in lines] == [["0", "1"], ["0", "2"], ["1", "2"]]
-    assert all(len(line) == 9 for line in lines)

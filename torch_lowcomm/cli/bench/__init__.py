@@ -1,4 +1,4 @@
-"""Time collectives as nccl-tests does, with bytes, error and correctness, or measure the link itself (`bench link`).
+"""Time collectives as nccl-tests does, with bytes, error and correctness.
 
 torchrun … -m torch_lowcomm bench all_reduce -b 1M -e 64M -f 4 --codec sym4:bucket=1024 --peer gloo --rate 100M
 python -m torch_lowcomm bench all_gather --codec minmax8            # starts two ranks on this machine
@@ -6,14 +6,14 @@ python -m torch_lowcomm bench all_gather --codec minmax8            # starts two
 
 import argparse
 
-from torch_lowcomm.cli.bench import collectives, launch, link
+from torch_lowcomm.cli.bench import collectives, launch
 from torch_lowcomm.cli.bench.ops import OPERATIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments: a subcommand for every op, and `link`."""
+    """Declares the command's arguments: a subcommand for every op."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=", ".join([*OPERATIONS, "link"]))
+    ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=", ".join(OPERATIONS))
     for op in OPERATIONS.values():
         sub = ops.add_parser(
             op.name,
@@ -22,24 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         collectives.add_arguments(sub, op)
-        _add_ranks(sub)
-        sub.set_defaults(prepare=collectives.prepare, run=collectives.run)
-    sub = ops.add_parser("link", description=link.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    link.add_arguments(sub)
-    _add_ranks(sub)
-    sub.set_defaults(prepare=lambda arguments: arguments, run=link.run)
-
-
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ranks", type=int, metavar="N", help="ranks to start on this machine where no launcher did (2)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=120, metavar="SECONDS", help="progress deadline of every wait (120)"
-    )
-    parser.add_argument(
-        "--deadline", type=float, default=3600, metavar="SECONDS", help="end the ranks started here after this (3600)"
-    )
+        sub.add_argument(
+            "--ranks", type=int, metavar="N", help="ranks to start on this machine where no launcher did (2)"
+        )
+        sub.add_argument(
+            "--timeout", type=float, default=120, metavar="SECONDS", help="progress deadline of every wait (120)"
+        )
+        sub.add_argument(
+            "--deadline",
+            type=float,
+            default=3600,
+            metavar="SECONDS",
+            help="end the ranks started here after this (3600)",
+        )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -48,21 +43,21 @@ def main(arguments: argparse.Namespace) -> int:
     """
     launched = launch.launched()
     try:
-        prepared = arguments.prepare(arguments)
+        plan = collectives.prepare(arguments)
         if arguments.ranks is not None and (launched or arguments.ranks < 2):
             here = "none where a launcher has started the ranks" if launched else "at least 2"
             raise ValueError(f"--ranks: expected {here}, got {arguments.ranks}")
-        for name in {"timeout", "deadline", "seconds", "pings"} & vars(arguments).keys():
+        for name in ("timeout", "deadline"):
             if vars(arguments)[name] <= 0:
                 raise ValueError(f"--{name}: expected more than 0, got {vars(arguments)[name]:g}")
     except ValueError as error:
         launch.say(str(error))
         return 2
     if launched:
-        launch.leave(launch.rank(arguments.run, prepared, arguments.timeout))
+        launch.leave(launch.rank(collectives.run, plan, arguments.timeout))
     return launch.local_ranks(
-        arguments.run,
-        prepared,
+        collectives.run,
+        plan,
         ranks=arguments.ranks or 2,
         timeout_s=arguments.timeout,
         deadline_s=arguments.deadline,

@@ -127,17 +127,3 @@ def chosen_interface() -> str:
     """Returns the network interface that a group is told to use; empty: none is named."""
     ours, gloo = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("LOWCOMM", "GLOO"))
     return ours or gloo.split(",")[0]
-
-
-def own_ip() -> str:
-    """Returns the IPv4 address of the interface that a group is told to use, else of the one that reaches MASTER_ADDR."""
-    name, all_of_them = chosen_interface(), interfaces()
-    if not name:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            s.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
-            return str(s.getsockname()[0])
-    if name not in all_of_them:
-        raise OSError(
-            f"LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: expected one of {', '.join(all_of_them)}, got {name!r}"
-        )
-    return all_of_them[name]
