@@ -37,25 +37,4 @@ def one_sided(evaluate: Evaluate, more: More, eps: float) -> tuple[list[float], 
     return [start], [(loss - start) / deviation if deviation > 0 else loss - loss for loss in losses]
 
 
-class Previous:
-    """(l(w + εz) − the loss before) / ε: one evaluation each. Weights and batch have moved on since the loss before."""
-
-    def __init__(self) -> None:
-        self._before: float | None = None
-
-    def __call__(self, evaluate: Evaluate, more: More, eps: float) -> tuple[list[float], list[float]]:
-        """As the module says."""
-        if self._before is None:
-            self._before = evaluate(0, 0.0, 0)
-        losses, estimates = [], []
-        while more(len(estimates)):
-            loss = evaluate(len(estimates), eps, len(estimates))
-            estimates.append((loss - self._before) / eps)
-            losses.append(loss)
-            if math.isfinite(loss):
-                self._before = loss
-        return losses, estimates
-
-
-# Each makes the estimator of one optimizer.
-ESTIMATORS = {"two-sided": lambda: two_sided, "one-sided": lambda: one_sided, "previous": Previous}
+ESTIMATORS = {"two-sided": two_sided, "one-sided": one_sided}

@@ -32,7 +32,7 @@ class Measure:
     ) -> None:
         self._model, self._perturbation, self._ranks = model, perturbation, ranks
         self._samples, self._seconds, self._eps = options.most_samples, options.seconds, options.eps
-        self._estimator = ESTIMATORS[options.estimator]()
+        self._estimator = ESTIMATORS[options.estimator]
         self.evaluations = 0
 
     def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:

@@ -30,7 +30,7 @@ class SeedReplayOptions(OptionTable):
         codec: Codec of estimates: "logbyte" (sign and rounded logarithm in a byte), "log9", "sign1", "fp16", "none".
         lr_scale: "sqrt", the paper's, with which the step is η/√k; or "mean", η/k.
         estimator: "two-sided" (2 evaluations a sample), "one-sided" (1, and 1 an iteration; divided by the losses' standard
-            deviation, FZOO), "previous" (1, against the loss before).
+            deviation, FZOO).
         pool: Number K of fixed directions to take from (FedKSeed, arXiv 2312.06353); 0: each direction is new.
         base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them. Their change is kept as the
             pool's K sums (needs `pool`, noise "rademacher", and no weight decay). The parameters' own memory is given up.

@@ -27,7 +27,6 @@ PRESETS: dict[str, Configuration] = {
     "in place": replay(perturb="in-place", restore_every=16),
     "one-sided (FZOO)": replay(estimator="one-sided"),
     # Both compare losses that differ by more than the perturbation makes them: longer ones, found on seed 0.
-    "previous loss": replay(0.003, eps=0.1, estimator="previous"),
     "mistakes": Configuration(lr=0.03, eps=0.1, objective="mistakes"),
     "pool of 1024 seeds": replay(pool=1024),
     "pool of 64 seeds": replay(pool=64),

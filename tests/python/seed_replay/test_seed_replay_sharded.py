@@ -42,7 +42,7 @@ def _sharded(r, shards, dtype, options):
         {"noise": "gaussian", "codec": "log9", "lr_scale": "mean"},
         {"perturb": "in-place", "restore_every": 3},
         {"estimator": "one-sided", "eps": 1e-2},
-        {"estimator": "previous", "pool": 16},
+        {"estimator": "one-sided", "pool": 16},
         {"dtype": torch.bfloat16, "eps": 1e-2},
     ],
     ids=lambda options: " ".join(f"{k}={v}" for k, v in options.items()) or "defaults",
