@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary
+from torch_lowcomm.pipeline.boundary import BOUNDARIES
 from torch_lowcomm.pipeline.boundary_module import boundary_module
 from torch_lowcomm.pipeline.cache import Cache, expect_cache
 from torch_lowcomm.pipeline.stage_messages import StageCodecs, StageMessages
@@ -87,7 +87,7 @@ class Stage(NotCopied, PipelineStage):
         expect_unit(unit)
         self._cache, self._window, self._unit = cache, window, unit
         chosen = StageCodecs(forward or "", backward or "", first_visit or "", evaluate or "", cache, unit)
-        self._messages = StageMessages(self, self._module, chosen)
+        self.messages = StageMessages(self, self._module, chosen)
         # torch does not compare them where both are given.
         given = dict(zip(("input_args", "output_args"), args, strict=False)) | kwargs
         self._inputs, self._outputs = given.get("input_args"), given.get("output_args")
@@ -100,11 +100,6 @@ class Stage(NotCopied, PipelineStage):
         """The memory of this stage's samples; None without one."""
         return self._cache
 
-    @property
-    def boundaries(self) -> list[Boundary]:
-        """This rank's sides of the boundaries before and behind the stage that have the other on another rank."""
-        return self._messages.boundaries
-
     def options_to_compare(self, *, sends: bool) -> dict[str, str]:
         """Options that must equal those of the stage behind this one, or with `sends` false before it: the number of stages,
         the unit, where torch was given them the tensors of a micro-batch that cross the boundary, and the module's
@@ -116,13 +111,9 @@ class Stage(NotCopied, PipelineStage):
         options = {"stages": str(self.num_stages), "unit": str(self._unit)} | dict(self._module.message_options)
         return options | ({"tensors": shapes} if shapes else {})
 
-    def fail(self, why: str) -> None:
-        """Ends the step, and refuses others until reset(). The stages next to this one are told why, and fail too."""
-        self._messages.fail(why)
-
     def resume(self) -> None:
         """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this."""
-        self._messages.resume()
+        self.messages.resume()
         if self._cache is not None:
             self._cache.recover()
         super().clear_runtime_states()
@@ -133,7 +124,7 @@ class Stage(NotCopied, PipelineStage):
             for info in infos:
                 if hasattr(info, "take_buffer"):
                     info.buffer = None
-        self._messages.failure = ""
+        self.messages.failure = ""
 
     def expect_micro_batches(self, count: int) -> None:
         """Refuses a schedule of another number of micro-batches than before: torch keeps the buffers of the first one's."""
@@ -143,10 +134,6 @@ class Stage(NotCopied, PipelineStage):
             )
         self._micro_batches = count
 
-    def set_samples(self, samples: list[list[int]] | None) -> None:
-        """The numbers of the next step's samples, by micro-batch; `lc.pipeline.step` calls this."""
-        self._messages.samples = samples
-
     def finish(self) -> None:
         """Waits until all that the step has sent has arrived.
 
@@ -154,23 +141,23 @@ class Stage(NotCopied, PipelineStage):
             ValueError: An activation or gradient could not be encoded.
             torch.distributed.DistBackendError: A peer or the network failed, or the two sides mean different messages.
         """
-        self._messages.finish()
+        self.messages.finish()
 
     def _send_meta(self, meta: Any, dst_stage: int) -> None:
         """Sends another stage the shapes of what crosses their boundary; torch calls this in the first step. By a channel, on
         which a stage that fails meanwhile is noticed: torch's own messages would wait for it.
         """
-        with self._messages.failing():
-            self._messages.boundary_to(dst_stage).send_shapes(meta)
+        with self.messages.failing():
+            self.messages.boundary_to(dst_stage).send_shapes(meta)
 
     def _recv_meta(self, src_stage: int) -> Any:
         """Receives the shapes that another stage sends."""
-        with self._messages.failing():
-            return self._messages.boundary_to(src_stage).recv_shapes()
+        with self.messages.failing():
+            return self.messages.boundary_to(src_stage).recv_shapes()
 
     def clear_runtime_states(self) -> None:
         """Begins a step, unless an earlier one failed, here or at a stage next to this one; torch's schedules call this."""
-        self._messages.expect_none_failed()
+        self.messages.expect_none_failed()
         self.finish()
         super().clear_runtime_states()
 
@@ -179,16 +166,16 @@ class Stage(NotCopied, PipelineStage):
         self.begun = True
         ahead = len(self.args_recv_info) if self._window is None else self._window
         for chunk in range(fwd_chunk_id, min(fwd_chunk_id + ahead, len(self.args_recv_info))):
-            self._messages.post(False, chunk, super().get_fwd_recv_ops)
+            self.messages.post(False, chunk, super().get_fwd_recv_ops)
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
         self.begun = True
-        self._messages.wait(False, fwd_chunk_id)
-        with self._messages.failing(f"micro-batch {fwd_chunk_id}: forward"):
+        self.messages.wait(False, fwd_chunk_id)
+        with self.messages.failing(f"micro-batch {fwd_chunk_id}: forward"):
             given = dict(zip(("args", "kwargs"), args, strict=False)) | kwargs
-            self._messages.compare_context(fwd_chunk_id, given.get("args") or (), given.get("kwargs") or {})
+            self.messages.compare_context(fwd_chunk_id, given.get("args") or (), given.get("kwargs") or {})
             self.in_micro_batch = True
             try:
                 return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
@@ -197,22 +184,22 @@ class Stage(NotCopied, PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
-        self._messages.send(False, fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
-        self._messages.post(True, fwd_chunk_id, super().get_bwd_recv_ops)
+        self.messages.send(False, fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+        self.messages.post(True, fwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Posts the receive of a gradient where it was not posted before; torch is given none."""
-        self._messages.post(True, bwd_chunk_id, super().get_bwd_recv_ops)
+        self.messages.post(True, bwd_chunk_id, super().get_bwd_recv_ops)
         return []
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's backward once its gradient is there."""
-        self._messages.wait(True, bwd_chunk_id)
-        with self._messages.failing(f"micro-batch {bwd_chunk_id}: backward"):
+        self.messages.wait(True, bwd_chunk_id)
+        with self.messages.failing(f"micro-batch {bwd_chunk_id}: backward"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
-        self._messages.send(True, bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
+        self.messages.send(True, bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
         return []

@@ -75,7 +75,7 @@ def reset(schedule: Any) -> None:
     """
     stages = _stages_of(schedule)
     for stage in stages:
-        stage.fail("the schedule was reset")
+        stage.messages.fail("the schedule was reset")
     for stage in stages:
         stage.resume()
     # torch goes on with those of the step that failed.
@@ -99,7 +99,7 @@ def _run(
     if numbers is not None:
         size = len(numbers) // chunks
         for stage in stages:
-            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
+            stage.messages.samples = [numbers[i * size : (i + 1) * size] for i in range(chunks)]
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
     failed = f"rank {dist.get_rank(stages[0].group)}"
@@ -109,14 +109,14 @@ def _run(
             stage.finish()
     except BaseException as error:
         for stage in stages:
-            stage.fail(f"{failed}: {type(error).__name__}: {error}")
+            stage.messages.fail(f"{failed}: {type(error).__name__}: {error}")
         if not any(stage.begun or stage.tells_shapes for stage in stages):
             # Others wait for torch's own messages, which know of no withdrawal.
             backend_of(stages[0].group).abort()
         raise
     finally:
         for stage in stages:
-            stage.set_samples(None)
+            stage.messages.samples = None
     return result
 
 
@@ -147,7 +147,7 @@ def _loads(stages: list[Stage]) -> int:
 def _compare(schedule: Any, stages: list[Stage]) -> None:
     """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank."""
     said = {"schedule": type(schedule).__name__, "micro-batches": str(schedule._n_microbatches)}
-    sides = [(side, stage) for stage in stages for side in stage.boundaries]
+    sides = [(side, stage) for stage in stages for side in stage.messages.boundaries]
     for side, stage in sorted(sides, key=lambda pair: pair[0].number):
         sends = side.number == stage.stage_index
         side.compare({**said, **stage.options_to_compare(sends=sends)}, sends=sends)

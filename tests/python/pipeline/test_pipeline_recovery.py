@@ -95,7 +95,7 @@ def test_all_stages_go_on_in_the_same_group(r):
             _expect_equal_caches(r, cache)
             assert len(cache.slots.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
     for side in ("_receives", "_sends", "_posted"):
-        assert not getattr(stage._messages, side), "after a step nothing is under way"
+        assert not getattr(stage.messages, side), "after a step nothing is under way"
 
 
 @pytest.mark.on("pair", group={"timeout_s": 300})
