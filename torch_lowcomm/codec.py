@@ -36,42 +36,9 @@ def codec(spec: str) -> Codec:
         z = c.roundtrip(x)              # decode(encode(x)) in x's shape and dtype
         c.decode(b, y.numel(), out=y)   # into given memory: encode and roundtrip take out= too
 
-    This version has these codecs, where b is 1 to 8 bits:
-
-    * ``none``: the elements themselves.
-    * ``minmax<b>``: the nearest of 2**b evenly spaced values from each bucket's minimum to its maximum.
-    * ``qsgd<b>``: the grid of ``minmax``, rounded at random without bias.
-    * ``lattice<b>``: the nearest value of a grid that is shifted by one random number for each bucket.
-    * ``sym<b>``, from 2 bits: a grid around 0 with a level at 0, up to each bucket's largest magnitude.
-    * ``mid<b>``: a grid around 0 with levels half a step away from 0, up to each bucket's largest magnitude.
-    * ``sign1``: plus or minus the mean magnitude, in 1 bit.
-    * ``gauss<b>``: rotated elements on the 2**b values with the least error on a normal distribution, times the root mean
-      square.
-    * ``levels<b>``: your own levels between each bucket's minimum and maximum, given as ``table=`` to each call.
-    * ``fp16``, ``bf16``: each element as the nearest number of that type; an element that is too large becomes the type's
-      largest number.
-    * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements with the largest magnitude, in the named codec, with
-      their places; the others decode to 0.
-    * ``logbyte``, ``log9``: sign and logarithm in 8 or 9 bits, for numbers whose order of magnitude matters. The relative
-      error is 6.5 % (``logbyte``) or 3.2 % (``log9``) within 4e-4 to 2.6e3; numbers beyond become the end of this range.
-      NaN and infinities decode to NaN.
-
-    Codecs with buckets have these options:
-
-    * ``bucket``: a power of two from 64 to 65,536 elements (default 1024, for ``gauss`` 512), or ``bucket=tensor`` for one
-      bucket for the whole tensor (not with a rotation).
-    * ``axis=channel`` in place of ``bucket``: a scale for each index in the last dimension, which may have 1 to 65,536
-      indices (not with a rotation, not for ``levels``).
-    * ``range=l2`` (``sym``, ``mid``): up to twice the root mean square instead of the largest magnitude.
-    * ``meta=bf16`` (not for ``lattice``): a bucket's metadata in bfloat16. They take half the bytes, and the
-      step is up to 1/128 larger, or more where all values are far from 0. ``gauss`` has it unless ``meta=fp32``.
-    * ``rotate=1`` (bucket 512 or more; not for ``levels``; ``gauss`` always rotates): blocks of 512 elements are rotated
-      before encoding and back after decoding. The elements of any tensor become nearly normal, so that outliers do not set a
-      bucket's step.
-    * ``gain`` (``gauss``): a factor on decoded values, whose norm is smaller than the original's (1.13 restores it at 2 bits).
-    * ``nonfinite=error`` (default): NaN, infinities and magnitudes of 2**126 and more (2**120 with a rotation) are an error.
-      ``poison`` sends a bucket that decodes to NaN. Casts and ``topk`` have this option too: a cast takes any finite
-      element, and poisons the one element only.
+    docs/codecs.md says what each codec and option does: ``minmax<b>``, ``qsgd<b>``, ``lattice<b>``, ``sym<b>``, ``mid<b>``,
+    ``gauss<b>`` and ``levels<b>`` of 1 to 8 bits (``sym`` from 2), ``sign1``, ``topk``, ``fp16``, ``bf16``, ``logbyte``,
+    ``log9`` and ``none``.
 
     A bucket's step is (max - min) / (2**b - 1); for ``sym`` and ``mid`` it is the largest magnitude / 2**(b - 1). An
     element's error is at most half a step, or a whole step with ``qsgd`` and for the largest elements with ``sym``. A
