@@ -72,20 +72,10 @@ class Basis(nn.Module):
         return rows
 
     @without_autocast
-    def coordinates(self, x: Tensor) -> Tensor:
-        """x·U: [..., width] to [..., rank], in the arithmetic's type."""
-        rows = self.rows(x.dtype)
-        return x.to(rows.dtype) @ rows.t()
-
-    @without_autocast
-    def expand(self, coordinates: Tensor) -> Tensor:
-        """c·Uᵀ: [..., rank] to [..., width], in the arithmetic's type."""
-        rows = self.rows(coordinates.dtype)
-        return coordinates.to(rows.dtype) @ rows
-
     def project(self, x: Tensor) -> Tensor:
         """The part of x that lies in S: x·U·Uᵀ, of x's shape [..., width] and type."""
-        return self.expand(self.coordinates(x)).to(x.dtype)
+        rows = self.rows(x.dtype)
+        return (x.to(rows.dtype) @ rows.t() @ rows).to(x.dtype)
 
     @without_autocast
     def project_weight(self, weight: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_lowcomm import _C
+from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._ddp_around import without_ddp
-from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.weights import wide
 
@@ -224,7 +224,7 @@ class Grassmann:
         self._compare()
         equally = "expected equally many steps on all ranks, got {}; load a checkpoint of one step on all"
         self._expect_same(self._steps, equally)
-        newest = max(self._gather(self.version))
+        newest = max(all_gather_json(self.version, self._group))
         if self._pending is not None and self._pending[0] == newest:
             self._commit()
         self._pending = None
@@ -259,11 +259,6 @@ class Grassmann:
 
     def _expect_same(self, number: int, expected: str) -> None:
         """Refuses other numbers on other ranks, on all of them; `expected` has a place for what all ranks have."""
-        found = self._gather(number)
+        found = all_gather_json(number, self._group)
         if len(set(found)) > 1:
             raise ValueError(f"subspace: {expected.format(found)}")
-
-    def _gather(self, number: int) -> list[int]:
-        numbers = torch.empty(dist.get_world_size(self._group), dtype=torch.int64)
-        all_gather_single(numbers, torch.tensor([number]), group=self._group)
-        return [int(n) for n in numbers]

@@ -110,7 +110,7 @@ def test_a_step_of_the_subspace_follows_the_gradients():
     seen.add((outside / outside.norm() + inside).expand(5, 2, 16))
     new = turned(basis.vectors, seen.total, 1.0)
     torch.testing.assert_close(new @ new.t(), torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
-    before, after = basis.coordinates(outside).norm(), (new @ outside).norm()
+    before, after = (basis.vectors @ outside).norm(), (new @ outside).norm()
     assert before < 1e-12 < 0.1 * outside.norm() < after
     # A gradient that lies in S moves nothing.
     seen = GradientSum()
