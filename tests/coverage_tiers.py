@@ -51,7 +51,7 @@ def build() -> None:
     if not (TREE / ".venv").exists():
         (TREE / ".venv").symlink_to(ROOT / ".venv")
     (FOLDER / "coveragerc").write_text(CONFIGURATION)
-    run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")
+    run(PYTHON, "setup.py", "-q", "build_ext", "--build-lib", ".")  # with what it was built for beside it
     run("cmake", "-S", ".", "-B", "build", "-DLOWCOMM_BUILD_TESTS=ON", f"-DPython3_EXECUTABLE={PYTHON}")
     run("cmake", "--build", "build", "--target", "core_tests", "torch_tests")
     for counts in (*TREE.glob("build/**/*.gcda"), *DATA.iterdir()):
