@@ -69,11 +69,12 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
   const Settings settings = group.settings();
-  const uint32_t epoch =
-      translated([&] { return handshake(rendezvous, rank, size, greeting(settings), group.options->timeout); });
+  Handshake met = translated(
+      [&] { return handshake(rendezvous, rank, size, greeting(settings), thisHost(), group.options->timeout); });
+  group.hosts = std::move(met.hosts);
   NoPythonObjects guard;
   // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
-  group.open({new Engine(connect(rendezvous), configOf(group, settings, epoch)), UnlessForked()});
+  group.open({new Engine(connect(rendezvous), configOf(group, settings, met.epoch)), UnlessForked()});
   init();
 }
 

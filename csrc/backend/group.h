@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/options.h"
 #include "backend/stats.h"
@@ -30,6 +31,7 @@ class Group {
   const std::shared_ptr<CallbackThreads> callbacks{new CallbackThreads, UnlessForked()};
   Stats stats;
   std::atomic<uint64_t> sequence{0};  // the number of the last op
+  std::vector<int> hosts;             // by rank: the number of its host (engine/handshake.h)
 
   const std::string& name() const { return options->group_name; }
 

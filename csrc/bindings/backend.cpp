@@ -259,6 +259,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly(
           "options",
           [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
+      .def_property_readonly("hosts", [](const LowcommBackend& b) { return b.group().hosts; })
       .def_property_readonly("group_name", [](const LowcommBackend& b) { return b.group().name(); })
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })

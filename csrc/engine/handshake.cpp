@@ -1,5 +1,12 @@
 #include "engine/handshake.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
 #include "base/error.h"
 
 namespace lowcomm {
@@ -9,6 +16,7 @@ std::string keyOf(int rank) {
   return "lowcomm/hello/" + std::to_string(rank);
 }
 constexpr const char* kEpochKey = "lowcomm/epoch";
+constexpr std::string_view kHost = "host=";  // begins a hello's first line, which is compared with no other rank's
 
 std::string fetch(Rendezvous& rendezvous, const std::string& key, int peer, std::chrono::milliseconds timeout) {
   try {
@@ -27,24 +35,57 @@ uint32_t drawEpoch() {
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count());
 }
 
+// Takes the first line, the peer's host, off a hello; a rank that refuses says none.
+std::string takeHost(std::string& hello) {
+  if (hello.compare(0, kHost.size(), kHost) != 0) return "";
+  const size_t end = std::min(hello.find('\n'), hello.size());
+  std::string host = hello.substr(kHost.size(), end - kHost.size());
+  hello.erase(0, end + 1);
+  return host;
+}
+
+std::vector<int> numbered(const std::vector<std::string>& hosts) {
+  std::vector<std::string> known;
+  std::vector<int> numbers;
+  for (const std::string& host : hosts) {
+    const auto found = std::find(known.begin(), known.end(), host);
+    numbers.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(host);
+  }
+  return numbers;
+}
+
 }  // namespace
 
-uint32_t handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& mine,
-                   std::chrono::milliseconds timeout) {
+// A machine's name and boot tell machines apart, as for NCCL; a namespace has network interfaces of its own.
+std::string thisHost() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network{};
+  ::stat("/proc/self/ns/net", &network);
+  return std::string(name) + " " + boot + " " + std::to_string(network.st_ino);
+}
+
+Handshake handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& mine, const std::string& host,
+                    std::chrono::milliseconds timeout) {
   uint32_t epoch = drawEpoch();
-  if (size == 1) return epoch;
-  if (rank == 0) rendezvous.set(kEpochKey, std::to_string(epoch));
-  rendezvous.set(keyOf(rank), mine.text());
+  std::vector<std::string> hosts(size, host);
+  if (rank == 0 && size > 1) rendezvous.set(kEpochKey, std::to_string(epoch));
+  if (size > 1) rendezvous.set(keyOf(rank), std::string(kHost) + host + "\n" + mine.text());
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     try {
-      expectSameFields(mine, rank, KeyValues::parse(fetch(rendezvous, keyOf(peer), peer, timeout)), peer);
+      std::string hello = fetch(rendezvous, keyOf(peer), peer, timeout);
+      hosts[peer] = takeHost(hello);
+      expectSameFields(mine, rank, KeyValues::parse(hello), peer);
     } catch (const WireError& error) {
       throw PeerError(std::string("lowcomm: making a group: ") + error.what(), peer);
     }
   }
   if (rank != 0) epoch = static_cast<uint32_t>(std::stoul(fetch(rendezvous, kEpochKey, 0, timeout)));
-  return epoch;
+  return {epoch, numbered(hosts)};
 }
 
 void refuseHandshake(Rendezvous& rendezvous, int rank, const std::string& why) {

@@ -20,14 +20,22 @@ KeyValues saying(const std::string& key, const std::string& value) {
   return hello;
 }
 
-// Of each rank its epoch, or why it has none.
+std::string numbers(const std::vector<int>& hosts) {
+  std::string text;
+  for (const int host : hosts)
+    text += " " + std::to_string(host);
+  return text;
+}
+
+// Of each rank its epoch and everyone's hosts, or why it has none. Ranks of one host do not follow each other.
 std::vector<std::string> shaken(Rendezvous& rendezvous, const std::vector<KeyValues>& hellos) {
   std::vector<std::future<std::string>> ranks;
   for (size_t rank = 0; rank < hellos.size(); ++rank) {
     ranks.push_back(std::async(std::launch::async, [&, rank]() -> std::string {
       try {
-        return std::to_string(
-            handshake(rendezvous, static_cast<int>(rank), static_cast<int>(hellos.size()), hellos[rank], 20s));
+        const Handshake met = handshake(rendezvous, static_cast<int>(rank), static_cast<int>(hellos.size()),
+                                        hellos[rank], "host " + std::to_string(rank % 2), 20s);
+        return std::to_string(met.epoch) + numbers(met.hosts);
       } catch (const PeerError& error) {
         return error.what();
       }
@@ -39,10 +47,10 @@ std::vector<std::string> shaken(Rendezvous& rendezvous, const std::vector<KeyVal
   return came;
 }
 
-TEST(Handshake, RanksTakeTheEpochOfRank0) {
+TEST(Handshake, RanksTakeTheEpochOfRank0AndKnowTheirHosts) {
   MapRendezvous rendezvous;
   const auto epochs = shaken(rendezvous, std::vector<KeyValues>(3, saying("policy", "all_gather=minmax8")));
-  EXPECT_EQ(epochs, std::vector<std::string>(3, rendezvous.get("lowcomm/epoch")));
+  EXPECT_EQ(epochs, std::vector<std::string>(3, rendezvous.get("lowcomm/epoch") + " 0 1 0"));
 }
 
 TEST(Handshake, EveryRankNamesTheFieldThatDiffers) {
@@ -56,7 +64,7 @@ TEST(Handshake, ARankThatCannotJoinSaysWhy) {
   MapRendezvous rendezvous;
   refuseHandshake(rendezvous, 1, "chunk_bytes: expected more");
   try {
-    handshake(rendezvous, 0, 2, saying("seed", "1"), 20s);
+    handshake(rendezvous, 0, 2, saying("seed", "1"), "", 20s);
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.peer, 1);
@@ -66,7 +74,7 @@ TEST(Handshake, ARankThatCannotJoinSaysWhy) {
 
 TEST(Handshake, ARankThatDoesNotComeIsNamed) {
   MapRendezvous rendezvous;
-  const auto joined = [&] { handshake(rendezvous, 0, 2, saying("seed", "1"), 1ms); };
+  const auto joined = [&] { handshake(rendezvous, 0, 2, saying("seed", "1"), "", 1ms); };
   EXPECT_EQ(test::thrownBy<PeerError>(joined),
             "lowcomm: making a group: rank 1 did not say hello within 1 ms: no lowcomm/hello/1");
 }

@@ -41,7 +41,8 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     x = torch.randn(n, generator=torch.Generator().manual_seed(1))
     spec = parse(text)
     y, thread, errors, peer, done = gathering(f"all_gather={text}", x)
-    assert peer.hello.split("\n")[:2] == ["wire_version=2", f"policy=all_gather={text}"]
+    host, *fields = peer.hello.split("\n")
+    assert host.startswith("host=") and fields[:2] == ["wire_version=2", f"policy=all_gather={text}"]
     assert "chunk_bytes=65536\n" in peer.hello
     description, rounds = peer.gather(plan([Segment(0, n, spec)], 65536))
     ended(thread, done)
