@@ -1,17 +1,16 @@
-"""Ranks behind one link: hosts and the ranks of a host, with a group of each kind for every rank."""
+"""The two levels of ranks behind one link: hosts and the ranks of a host, with a group of each kind for every rank."""
 
 import contextlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 
+_BLOCK = 512  # elements: collectives cut slices at such blocks
 _NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how an op's part between hosts ended
 
 
@@ -42,16 +41,42 @@ class HostLevels:
             self.between = _new_group(table[:, self.place].tolist(), timeout, policy)
 
         self.run_between("a group between hosts", join)
-        self._compare(f"{codec} between {self.hosts} hosts of {self.ranks} ranks")
+        # The groups between hosts compare their policies, which have the codec.
+        self.expect_same("codec and hosts", f"{codec} between {self.hosts} hosts of {self.ranks} ranks")
 
-    def _compare(self, mine: str) -> None:
-        """Compares codec and table inside a host; the groups between hosts compare their policies, which have the codec."""
+    def expect_same(self, what: str, mine: str) -> None:
+        """Compares a text inside this host; DistBackendError where ranks differ."""
         for place, theirs in enumerate(self._notes(mine)):
             if theirs != mine[:_NOTE_BYTES]:
                 raise dist.DistBackendError(
-                    f"TwoLevel: expected the same codec and mesh on all ranks, got {mine} on rank {dist.get_rank()} and "
+                    f"hosts: expected the same {what} on all ranks of a host, got {mine} on rank {dist.get_rank()} and "
                     f"{theirs} on rank {dist.get_global_rank(self.inside, place)}"
                 )
+
+    def cut(self, numel: int, turn: int, *, whole: bool = False) -> list[tuple[int, int]]:
+        """Returns the elements [begin, end) of a tensor for which each place of a host sends: equal shares of whole blocks, which
+        small tensors and `whole` ones leave to one place, `turn` by `turn` to another.
+        """
+        length = max(1, numel if whole else -(-numel // (_BLOCK * self.ranks)) * _BLOCK)
+        ends = [min(numel, length * place) for place in range(self.ranks + 1)]
+        return [(ends[at], ends[at + 1]) for at in ((place - turn) % self.ranks for place in range(self.ranks))]
+
+    def average_inside(self, tensor: torch.Tensor) -> None:
+        """Averages a tensor over the ranks of this host, exactly."""
+        tensor.mul_(1.0 / self.ranks)
+        self._run_inside(lambda: dist.all_reduce(tensor, group=self.inside))
+
+    def share(self, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Hands out inside this host what each place's rank has in its pieces; `pieces` are by place, flat and contiguous."""
+        # As bytes: pieces of several types travel together.
+        of_places = [[piece.view(torch.uint8) for piece in of_place if piece.numel()] for of_place in pieces]
+        some = pieces[self.place][0] if pieces[self.place] else torch.empty(0)
+        wholes = [torch.cat(found) if found else some.new_empty(0, dtype=torch.uint8) for found in of_places]
+        dist.all_gather(wholes, wholes[self.place].clone(), group=self.inside)
+        for place, (whole, found) in enumerate(zip(wholes, of_places, strict=True)):
+            for piece, came in zip(found, whole.split([len(piece) for piece in found]), strict=True):
+                if place != self.place:
+                    piece.copy_(came)
 
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
@@ -97,8 +122,12 @@ class HostLevels:
 
     def reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
         """Reduces the inputs of this host's ranks, one for each of them, exactly."""
+        self._run_inside(lambda: dist.reduce_scatter(output, inputs, op, group=self.inside))
+
+    def _run_inside(self, run: Callable[[], Any]) -> None:
+        """Runs an op inside this host whose result is for the other hosts, too."""
         try:
-            dist.reduce_scatter(output, inputs, op, group=self.inside)
+            run()
         except Exception:
             # The other hosts are about to wait for this host's sums. An op that differs from theirs tells them at once.
             word = torch.zeros(1, dtype=torch.uint8)
@@ -113,15 +142,22 @@ class HostLevels:
             run() if self.hosts > 1 or alone is None else alone()
         except Exception as e:
             error = e
-        notes = self._notes(f"{type(error).__name__}: {error}" if error else "") if self.ranks > 1 else []
+        self.settle(name, error)
+
+    def settle(self, name: str, error: Exception | None, text: str = "") -> str:
+        """Learns how an op's part between hosts ended on the host's ranks: raises this rank's error, or tells another's, else
+        returns the first text that is not empty.
+        """
+        notes = self._notes(f"!{type(error).__name__}: {error}" if error else f" {text}") if self.ranks > 1 else []
         if error is not None:
             raise error
         for place, note in enumerate(notes):
-            if note:
+            if note.startswith("!"):
                 raise dist.DistBackendError(
-                    f"TwoLevel: {name}: expected every slice to arrive, got rank "
-                    f"{dist.get_global_rank(self.inside, place)}'s not: {note}"
+                    f"hosts: {name}: expected every slice to arrive, got rank "
+                    f"{dist.get_global_rank(self.inside, place)}'s not: {note[1:]}"
                 )
+        return next((note[1:] for note in notes if note[1:]), text)
 
     def _notes(self, mine: str) -> list[str]:
         """Returns the text of each rank of the host, cut to _NOTE_BYTES."""
@@ -134,47 +170,3 @@ class HostLevels:
 def _new_group(ranks: list[int], timeout: timedelta | None, policy: str) -> dist.ProcessGroup:
     options = _C.Options(policy, min_bytes=0)
     return dist.new_group(ranks, timeout=timeout, backend="lowcomm", pg_options=options, use_local_synchronization=True)
-
-
-def hosts_of_mesh(mesh: DeviceMesh, inside: str, between: str) -> torch.Tensor:
-    """Returns the global ranks [hosts, ranks of a host] of a mesh with these two dimensions; another mesh, or one without this
-    rank, is a ValueError.
-    """
-    names = mesh.mesh_dim_names or ()
-    if mesh.ndim != 2 or set(names) != {inside, between}:
-        raise ValueError(
-            f"TwoLevel: expected a mesh of the two dimensions {between!r} and {inside!r}, got {mesh.ndim} named {names}"
-        )
-    if mesh.get_coordinate() is None:
-        raise ValueError(f"TwoLevel: expected a mesh with rank {dist.get_rank()} in it, got {mesh.mesh.tolist()}")
-    table = mesh.mesh.cpu()
-    return table if names[0] == between else table.t()
-
-
-def hosts_of_environment() -> torch.Tensor:
-    """Returns the global ranks [hosts, ranks of a host] from torchrun's variables LOCAL_WORLD_SIZE and LOCAL_RANK.
-
-    Collective: every rank gets the variables of all ranks, so that all raise or none. A variable that is missing on a rank,
-    hosts of different sizes, and a rank that is not in its place are ValueErrors.
-    """
-    said = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
-    mine = torch.tensor([int(text) if text.isdigit() else -1 for text in said])
-    everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybodys, mine)
-    size, local = len(everybodys), int(everybodys[0][0])
-    for rank, (found, place) in enumerate(row.tolist() for row in everybodys):
-        if found < 1 or found != local:
-            first, has = (str(count) if count >= 1 else "none" for count in (local, found))
-            raise ValueError(
-                f"TwoLevel: expected as many ranks on every host, got LOCAL_WORLD_SIZE {first} on rank 0 and {has} on rank "
-                f"{rank} (torchrun sets it)"
-            )
-        if place != rank % local:
-            raise ValueError(
-                f"TwoLevel: expected LOCAL_RANK {rank % local} on rank {rank} of hosts of {local}, got {place}"
-            )
-    if size % local:
-        raise ValueError(
-            f"TwoLevel: expected a world of full hosts of LOCAL_WORLD_SIZE {local} ranks, got {size} ranks"
-        )
-    return torch.arange(size).view(-1, local)

@@ -1,22 +1,29 @@
 """QuantizedAdam: Adam whose ranks exchange their momentum in few bits, in place of DDP and its optimizer."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable, inverse_of, loading, rules_of
+from torch_lowcomm._adam_shares import AdamShares
 from torch_lowcomm._adam_warm_up import WarmUp
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._ddp_around import ranks_of_ddp
+from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._hosts import AUTO, hosts_of
 from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "rounding")
 
 
 class QuantizedAdam(NotCopied, torch.optim.Optimizer):
@@ -40,6 +47,10 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     Of a DTensor (FSDP2) each rank averages its own shard: `group` has the ranks that hold the same shard of other replicas, and
     the moments are DTensors too.
 
+    Where every host has several ranks, one coded copy a host crosses its link: gradients are averaged exactly inside a host, and
+    each of its ranks makes the steps of a share of the parameters with the ranks at its place of the other hosts. Its moments
+    and residuals are of this share alone. The constructor is then collective.
+
     A parameter without a gradient counts as one with zeros. Clipping acts on a rank's own gradients. A gradient scaler works: a
     step whose gradients are not finite on any rank is skipped on all.
 
@@ -60,6 +71,8 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         check_every: Steps between comparisons; 0: only where something may have changed.
         seed: Of codecs that round at random.
         group: The ranks that hold the same parameters, of backend lowcomm; None for the default group.
+        hosts: "auto": ranks of one network namespace of one machine share a host; "flat": each rank sends for itself; or a
+            DeviceMesh [hosts, ranks of a host] of the group's ranks.
 
     Raises:
         TypeError: A parameter is no dense floating-point tensor, or an option has another type.
@@ -82,9 +95,11 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         check_every: int = 100,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
+        hosts: DeviceMesh | str = AUTO,
     ) -> None:
         self._backend = backend = backend_of(group)
         self._trained: list[torch.Tensor] = []
+        self._shares: AdamShares | None = None
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         self.steps_with = set(ranks) - {dist.get_rank()}  # DiLoCoX does not take them for sites
         self._warm_up = WarmUp(warmup_steps)
@@ -96,8 +111,17 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             if seed < 0:
                 raise ValueError(f"QuantizedAdam: seed: expected 0 or more, got {seed}")
             params = list(params)
+            table = hosts_of("QuantizedAdam", backend, hosts)
+            if table is not None:
+                backend.agree_on_texts("QuantizedAdam", [("hosts", str(table.tolist()))])
+                levels = HostLevels(table, "none", backend.options.timeout)
+                self._shares = AdamShares(levels)
             self._core = _C.QuantizedAdam(
-                backend, codec=checked_codec(codec).spec, warmup_steps=warmup_steps, check_every=check_every, seed=seed
+                backend if table is None else backend_of(levels.between),
+                codec=checked_codec(codec).spec,
+                warmup_steps=warmup_steps,
+                check_every=check_every,
+                seed=seed,
             )
             super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
             self._expect_no_ddp()
@@ -122,7 +146,14 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             numbers = [f"group {number}, parameter {i} {list(p.shape)}" for i, p in enumerate(added["params"])]
             names = added.get("param_names", numbers)
             named = [(n, p) for n, p in zip(names, added["params"], strict=True) if p.requires_grad]
-            self._core.add([(name, local(p), number) for name, p in named])
+            parts = [
+                local(p) if self._shares is None else self._shares.of(i, name, local(p))
+                for i, (name, p) in enumerate(named)
+            ]
+            self._core.add([(name, part, number) for (name, _), part in zip(named, parts, strict=True)])
+            if self._shares is not None:
+                self._shares.add([local(p) for _, p in named])
+            self._began = False
             self._names |= {id(p): name for name, p in named}
         except Exception:
             del self.param_groups[-1]
@@ -152,6 +183,9 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         if not self._began:
             try:
                 self._expect_no_ddp()
+                if self._shares is not None:
+                    self._backend.agree_on_texts("QuantizedAdam", [])
+                    self._shares.expect_same()
             except ValueError as mistake:  # the other ranks hear of it in this step
                 self._backend.agree_on_texts("QuantizedAdam", [], error=f"ValueError: {mistake}")
                 raise
@@ -160,12 +194,19 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             "QuantizedAdam", self.param_groups, self._trained, lambda p: f"a tensor of shape {tuple(p.shape)}"
         )
         scale = getattr(self, "grad_scale", None)
-        self._core.step(
-            [None if p.grad is None else local(p.grad) for p in self._trained],
-            rules_of(self.param_groups),
+        gradients = [None if p.grad is None else local(p.grad) for p in self._trained]
+        make = functools.partial(
+            self._core.step,
+            rules=rules_of(self.param_groups),
             scale=1.0 if scale is None else inverse_of(scale),
             skip=hasattr(self, "found_inf"),
         )
+        if self._shares is None:
+            make(gradients)
+        else:
+            self._shares.expect_here([local(p) for p in self._trained])
+            mine = self._shares.gradients(gradients)
+            self._shares.step(lambda settle: make(mine, settle=settle))
         self._warm_up.stepped(self.param_groups, self.state, self._names)
         return result
 
@@ -185,14 +226,18 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         Save one on each rank, by `torch.save` or `torch.distributed.checkpoint`: residuals are a rank's own.
 
         Returns:
-            As torch's optimizers. The state of a parameter is {"step", "variance_step" (the steps in which v has changed),
+            As torch's optimizers. Over hosts a rank has the moments of its share alone, as "rank<r>.exp_avg" and so on, and of
+            some parameters no element. The state of a parameter is {"step", "variance_step" (the steps in which v has changed),
             "exp_avg" (m), "exp_avg_sq" (v), "rank<r>.residual" (r: this rank), and "rounding" of other types than float32, all
             float32, the optimizer's own memory; "rank<r>.crc", a checksum of them}.
         """
         numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        shared = self._shares is not None
         return {
             "state": {
-                numbers[id(p)]: _summed({_key(name): _like(p, name, tensor) for name, tensor in state.items()})
+                numbers[id(p)]: _summed(
+                    {_key(name, shared): tensor if shared else _like(p, name, tensor) for name, tensor in state.items()}
+                )
                 for p, state in zip(self._trained, self._core.state(), strict=True)
             },
             "param_groups": super().state_dict()["param_groups"],
@@ -207,7 +252,14 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         """
         try:
             with loading(self, state_dict, self._trained) as found:
-                states, own = [_checked(dict(state)) for state in found], {_key("residual"): "residual"}
+                shared = self._shares is not None
+                if any(("exp_avg" in state) == shared for state in found if _key("residual") in state):
+                    raise ValueError(
+                        "QuantizedAdam: load_state_dict: expected the state of a run with the same hosts=, got moments of "
+                        f"{'whole parameters' if shared else 'a share of the parameters'}"
+                    )
+                states = [_checked(dict(state)) for state in found]
+                own = {_key(name, shared): name for name in ("residual", *_MOMENTS)}
                 self._core.load(
                     [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
                 )
@@ -218,7 +270,9 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     def _show_moments(self) -> None:
         """Puts the core's moments where torch's tools look for an optimizer's state. The residuals' memory changes."""
         for p, state in zip(self._trained, self._core.state(), strict=True):
-            self.state[p] = {name: _like(p, name, state[name]) for name in ("exp_avg", "exp_avg_sq")}
+            moments = {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+            whole = self._shares is None
+            self.state[p] = {name: _like(p, name, moment) if whole else moment for name, moment in moments.items()}
 
 
 def _like(parameter: torch.Tensor, name: str, state: Any) -> Any:
@@ -237,9 +291,9 @@ def _plain(state: Any) -> Any:
     return local(state) if isinstance(state, torch.Tensor) else state
 
 
-def _key(name: str) -> str:
-    """A residual is this rank's own, and distributed checkpoints keep one tensor of a name."""
-    return f"rank{dist.get_rank()}.residual" if name == "residual" else name
+def _key(name: str, shared: bool = False) -> str:
+    """A residual is this rank's own, as moments of a share are, and distributed checkpoints keep one tensor of a name."""
+    return f"rank{dist.get_rank()}.{name}" if name == "residual" or (shared and name in _MOMENTS) else name
 
 
 def _crc() -> str:

@@ -11,18 +11,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
 from torch_lowcomm._copies import NotCopied
-from torch_lowcomm._host_levels import HostLevels, hosts_of_environment, hosts_of_mesh
+from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._hosts import rows_of, table_of_mesh
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.codec import CODED
 from torch_lowcomm.codec import codec as checked_codec
+from torch_lowcomm.groups import backend_of
 from torch_lowcomm.reduction import Residual, all_reduce, as_op
 
 
 class TwoLevel(NotCopied):
     """all_reduce, all_gather and reduce_scatter over hosts × ranks of a host, compressed only between hosts.
 
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("hosts", "ranks"))
-        two = lc.TwoLevel(mesh, codec="sym4:bucket=1024", inside="ranks", between="hosts")
+        two = lc.TwoLevel(codec="sym4:bucket=1024")
         two.all_reduce(gradient, dist.ReduceOp.AVG)
 
     Each of a host's L ranks sends a slice of ceil(n / L) of a tensor's n elements over the slow link (the last ranks fewer, or
@@ -42,47 +43,31 @@ class TwoLevel(NotCopied):
     NCCL reduces CUDA tensors inside a host, on another stream than the caller's; no GPU has run this.
 
     Args:
-        mesh: A mesh of two dimensions, or such a slice of a larger one; every rank in it makes the TwoLevel. Collective.
+        hosts: A mesh [hosts, ranks of a host], or such a slice of a larger one; every rank in it makes the TwoLevel. None for
+            the ranks of the default group, by the network namespaces of their machines. Collective.
         codec: Codec text for tensors between hosts. Not by channel, because these tensors are flat.
-        inside: Name of the mesh's dimension along a host's ranks.
-        between: Name of the mesh's dimension along hosts.
         timeout: Progress deadline of both groups. It also bounds how much later one slice of a tensor may cross the link than
             another. None for torch's default of a new group, half an hour.
 
     Raises:
-        ValueError: A mesh, a name or a codec is wrong.
+        ValueError: A mesh or a codec is wrong, or hosts have different numbers of ranks.
         DistBackendError: Ranks have different codecs or meshes, or a rank did not come.
     """
 
     _instead = "make a new one"
 
     def __init__(
-        self, mesh: DeviceMesh, *, codec: str, inside: str, between: str, timeout: timedelta | None = None
+        self,
+        hosts: DeviceMesh | None = None,
+        *,
+        codec: str = "sym4:bucket=1024",
+        timeout: timedelta | None = None,
     ) -> None:
-        self._connect(hosts_of_mesh(mesh, inside, between), codec, timeout)
-
-    @classmethod
-    def from_environment(cls, codec: str = "sym4:bucket=1024", *, timeout: timedelta | None = None) -> TwoLevel:
-        """Makes a TwoLevel of all ranks, where LOCAL_WORLD_SIZE consecutive ranks are a host, as in torchrun. Collective.
-
-        Args:
-            codec: As for the constructor.
-            timeout: As for the constructor.
-
-        Raises:
-            ValueError: On every rank, if a rank lacks the variable or has another value, or if LOCAL_RANK is not its place on
-                the host.
-            DistBackendError: As for the constructor.
-        """
-        if not dist.is_initialized():
-            raise ValueError("TwoLevel: expected a process group: call init_process_group first")
-        two = cls.__new__(cls)
-        two._connect(hosts_of_environment(), codec, timeout)
-        return two
-
-    def _connect(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
+        rows = rows_of(backend_of()) if hosts is None else table_of_mesh("TwoLevel", hosts).tolist()
+        if len({len(row) for row in rows}) > 1:
+            raise ValueError(f"TwoLevel: expected as many ranks on every host, got {list(map(len, rows))}: pass a mesh")
         self._codec = _rounding(codec)
-        self._levels = HostLevels(table, self._codec, timeout)
+        self._levels = HostLevels(torch.tensor(rows), self._codec, timeout)
         self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
 

@@ -94,7 +94,7 @@ void QuantizedAdam::add(std::vector<AdamParameter> parameters) {
 }
 
 bool QuantizedAdam::step(const std::vector<at::Tensor>& gradients, const std::vector<AdamRule>& rules, float scale,
-                         bool skip) {
+                         bool skip, const Settle& settle) {
   const c10::NoGradGuard no_grad;
   if (gradients.size() != kept_.size()) {
     throw ValueError(c10::str("QuantizedAdam: step: expected a gradient for each of ", kept_.size(),
@@ -112,12 +112,19 @@ bool QuantizedAdam::step(const std::vector<at::Tensor>& gradients, const std::ve
 
   const std::shared_ptr<Message> message = form(gradients, rules, scale);
   average(message);
-  const std::string spoilt = notFinite(*message);
+  std::string spoilt = notFinite(*message);
+  try {
+    if (settle) spoilt = settle(spoilt);
+  } catch (...) {
+    message->end(false);
+    throw;
+  }
   message->end(spoilt.empty());
   ++steps_;
   if (!spoilt.empty()) {
     if (skip) return false;
-    throw ValueError("QuantizedAdam: " + spoilt);
+    throw ValueError("QuantizedAdam: expected finite gradients, got NaN, infinity or what the codec cannot hold in " +
+                     spoilt + "; the step was dropped on all ranks");
   }
   apply(*message, rules);
   return true;
@@ -223,15 +230,13 @@ void QuantizedAdam::average(const std::shared_ptr<Message>& message) {
   }
 }
 
-// Names the part of the averages, which all ranks see, that is not finite; empty if all of it is finite.
+// Names a parameter and a rank of which the averages, which all ranks see, are not finite; empty if all are.
 std::string QuantizedAdam::notFinite(const Message& message) const {
   for (size_t i = 0; i < kept_.size(); ++i) {
     const at::Tensor& average = message.exact[i].defined() ? message.exact[i] : kept_[i].message;
     if (firstNonFinite(average) < 0) continue;
     const bool here = !message.mine.empty();
-    return c10::str("expected finite gradients, got NaN, infinity or what the codec cannot hold in ",
-                    here ? message.mine : kept_[i].parameter.name, here ? " on this rank" : " on another rank",
-                    "; the step was dropped on all ranks");
+    return (here ? message.mine : kept_[i].parameter.name) + (here ? " on this rank" : " on another rank");
   }
   return "";
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -100,15 +101,20 @@ class QuantizedAdam {
   // More parameters, which begin with a warm-up. Throws TypeError for a tensor that is not dense floating-point.
   void add(std::vector<AdamParameter> parameters);
 
+  // Is given which parameter is not finite, and on which rank, or "", once a step has averaged and before it changes
+  // anything. It returns the text that counts; what it throws drops the step, as an error of the average does.
+  using Settle = std::function<std::string(const std::string& not_finite)>;
+
   // Takes a step with this rank's gradients, one per parameter; an undefined one counts as zeros. `rules`: one per
-  // group; gradients are multiplied by `scale`. Collective: at the first step, after add() and load(), and every
-  // check_every steps the ranks compare options, rules, parameters and values, before anything else is sent.
+  // group; gradients are multiplied by `scale`; `settle` may be empty. Collective: at the first step, after add() and
+  // load(), and every check_every steps the ranks compare options, rules, parameters and values, before anything else
+  // is sent.
   //
   // Throws ValueError and TypeError for gradients that do not fit, ValueError naming the first parameter whose average
   // is not finite, PeerRefusal naming what differs on another rank, PeerError. With `skip` a step that is not finite
   // returns false instead of that error; it does so on all ranks that pass `skip`.
   bool step(const std::vector<at::Tensor>& gradients, const std::vector<AdamRule>& rules, float scale = 1,
-            bool skip = false);
+            bool skip = false, const Settle& settle = {});
 
   // One a parameter: "step", steps so far, and "variance_step", those in which v changed, int64 scalars; "exp_avg",
   // "exp_avg_sq" and, of other types than fp32, "rounding", equal on all ranks; "residual", the rank's own. fp32, of

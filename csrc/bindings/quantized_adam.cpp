@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -43,10 +44,11 @@ void bindQuantizedAdam(py::module_& m) {
       .def(
           "step",
           [](QuantizedAdam& q, const std::vector<std::optional<at::Tensor>>& gradients, const std::vector<Rule>& rules,
-             float scale, bool skip) {
-            return translated([&] { return q.step(definedOf(gradients), rulesOf(rules), scale, skip); });
+             float scale, bool skip, const QuantizedAdam::Settle& settle) {
+            return translated([&] { return q.step(definedOf(gradients), rulesOf(rules), scale, skip, settle); });
           },
-          py::arg("gradients"), py::arg("rules"), py::arg("scale"), py::arg("skip"), release())
+          py::arg("gradients"), py::arg("rules"), py::arg("scale"), py::arg("skip"), py::arg("settle") = nullptr,
+          release())
       .def("state", [](const QuantizedAdam& q) { return translated([&] { return q.state(); }); })
       .def(
           "load",

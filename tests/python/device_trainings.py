@@ -65,9 +65,7 @@ def fsdp2_on_one_host(rank, device):
 
 
 def two_level(rank, device):
-    two = lc.TwoLevel(
-        init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks")), codec=SYM, inside="ranks", between="hosts"
-    )
+    two = lc.TwoLevel(init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks")), codec=SYM)
     x = _batches(rank, device)
     waiting = [two.all_reduce(one.mul_(2), dist.ReduceOp.AVG, async_op=True) for one in x]
     for one, future in zip(x, waiting, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm._host_levels import HostLevels
 from torch_lowcomm.codec import CODED
 from torch_lowcomm.codec import codec as checked_codec
 
@@ -70,12 +72,14 @@ Named = tuple[str, torch.Tensor, bool]
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter with its key and its compression, which is None where the gradient is sent exactly."""
+    """A parameter with its key and how it is sent."""
 
     key: str
     parameter: torch.Tensor
     exact: bool  # by request
-    compression: _C.Compression | None
+    rank: int | None  # of its factors; 0: it is coded without; None: it is sent exactly
+    parts: list[tuple[int, int]]  # by place of a host: the elements [begin, end) that its rank sends; one a flat group
+    compression: _C.Compression | None  # of this rank's part; None: it sends nothing, or exactly
     slot: int  # first slot of the group's random draws
     number: int  # the parameter's place in the model; decides which ranks sum its slices
 
@@ -92,13 +96,22 @@ class Entry:
 
 class Parameters:
     """The entries of one model. `fixed`: the named ones are all; if not, others are keyed by the order in which they are first
-    seen. The backend gives the slots for random draws.
+    seen. The backend gives the slots for random draws; with `levels` it is that between hosts. `rank` is this
+    rank in the model's group.
     """
 
     def __init__(
-        self, backend: _C.LowcommBackend, options: StateOptions, named: Sequence[Named], *, fixed: bool
+        self,
+        backend: _C.LowcommBackend,
+        options: StateOptions,
+        named: Sequence[Named],
+        *,
+        fixed: bool,
+        rank: int,
+        levels: HostLevels | None,
     ) -> None:
-        self._backend, self._options = backend, options
+        self._backend, self._options, self._levels = backend, options, levels
+        self._rank = rank  # in the model's group, for names of checkpoints
         self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
         self._loaded: dict[str, torch.Tensor] | None = None  # from a checkpoint, for parameters that are not known yet
         self._fixed = fixed
@@ -114,8 +127,8 @@ class Parameters:
 
     def coded(self) -> str:
         """Returns the text that ranks compare: the number of coded parameters, and a hash of their keys and shapes."""
-        coded = [e for e in self if e.compression is not None]
-        text = ";".join(f"{e.key} {list(e.parameter.shape)} {e.compression.rank}" for e in coded if e.compression)
+        coded = [e for e in self if e.rank is not None]
+        text = ";".join(f"{e.key} {list(e.parameter.shape)} {e.rank}" for e in coded)
         return f"{len(coded)}, hash {zlib.crc32(text.encode()):08x}"
 
     def of(self, parameter: torch.Tensor) -> Entry:
@@ -132,20 +145,26 @@ class Parameters:
 
     def _add(self, key: str, parameter: torch.Tensor, exact: bool) -> Entry:
         small = parameter.ndim < 2 or parameter.numel() < MIN_ELEMENTS
-        compression, slot = None, 0
+        compression, slot, rank, number = None, 0, None, len(self._entries)
+        parts = [(0, parameter.numel())]
         if not (exact or small or parameter.dtype not in CODED):
             shape = list(parameter.shape)
             rank = self._options.rank or 0
-            low = rank > 0 and _C.is_low_rank(shape[0], parameter.numel() // shape[0], rank)
-            compression = _C.Compression(
-                shape,
-                rank=rank if low else 0,
-                feedback=self._options.error_feedback,
-                eight_bits=self._options.residual_dtype == "int8",
-                seed=zlib.crc32(key.encode()),
-            )
+            rank = rank if rank and _C.is_low_rank(shape[0], parameter.numel() // shape[0], rank) else 0
+            if self._levels is not None:  # factors are of whole matrices
+                parts = self._levels.cut(parameter.numel(), number, whole=rank > 0)
+                begin, end = parts[self._levels.place]
+                shape = shape if end - begin == parameter.numel() else [end - begin]
+            if math.prod(shape):
+                compression = _C.Compression(
+                    shape,
+                    rank=rank,
+                    feedback=self._options.error_feedback,
+                    eight_bits=self._options.residual_dtype == "int8",
+                    seed=zlib.crc32(key.encode()),
+                )
             slot = self._backend.reserve_slots(2 * self._backend.size())
-        entry = Entry(key, parameter, exact, compression, slot, len(self._entries))
+        entry = Entry(key, parameter, exact, rank, parts, compression, slot, number)
         self._entries[id(parameter)] = entry
         if self._loaded is not None:
             self._check(entry, self._loaded)
@@ -157,7 +176,7 @@ class Parameters:
         """Returns the tensors of every entry, and those of a loaded state that no parameter has taken yet."""
         state = dict(self._loaded or {})
         for entry in self:
-            state |= entry.tensors(self._backend.rank())
+            state |= entry.tensors(self._rank)
         return state
 
     def load(self, tensors: dict[str, Any]) -> None:
@@ -174,15 +193,15 @@ class Parameters:
 
     def load_own(self, tensors: dict[str, Any]) -> None:
         """Loads a copy's tensors, of whatever rank: factors, which are equal on all ranks, and residuals of this rank."""
-        rank = self._backend.rank()
+        rank = self._rank
         self.load({name: tensors.get(name, new) for entry in self for name, new in entry.tensors(rank).items()})
 
     def _untaken(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        taken = {name for entry in self for name in entry.tensors(self._backend.rank())}
+        taken = {name for entry in self for name in entry.tensors(self._rank)}
         return {name: tensor for name, tensor in tensors.items() if name not in taken}
 
     def _check(self, entry: Entry, tensors: dict[str, Any]) -> None:
-        for name, kept in entry.tensors(self._backend.rank()).items():
+        for name, kept in entry.tensors(self._rank).items():
             if name not in tensors:
                 raise ValueError(
                     f"ddp: expected {name!r} in the loaded state, got none: each rank loads its own, and "
@@ -199,5 +218,5 @@ class Parameters:
 
     def _fill(self, entry: Entry, tensors: dict[str, Any]) -> None:
         if entry.compression is not None:
-            rank = self._backend.rank()
+            rank = self._rank
             entry.compression.set(tensors.get(f"rank{rank}.{entry.key}.residual"), tensors.get(f"{entry.key}.factor"))

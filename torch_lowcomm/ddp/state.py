@@ -7,21 +7,27 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
+from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._hosts import AUTO, FLAT, hosts_of
 from torch_lowcomm._log import logger
+from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.ddp.parameters import Named, Parameters, StateOptions
-from torch_lowcomm.ddp.step import Step
+from torch_lowcomm.ddp.step import Step, Way
 from torch_lowcomm.groups import backend_of
 
 
 class _Connection(NamedTuple):
     """What a state has of its group, once all ranks have given the same options."""
 
-    backend: _C.LowcommBackend
+    backend: _C.LowcommBackend  # of the model's group
+    way: Way
+    coding: _C.LowcommBackend  # of the coded ops
     parameters: Parameters
 
 
@@ -46,6 +52,10 @@ class State:
     A step changes all of the state or none. Where any gradient of any rank has a NaN or an infinity, every rank gets NaN or
     infinities there (with `rank`, in all gradients of the bucket that are sent as factors).
 
+    Where every host has several ranks, one coded copy a host crosses its link: gradients are averaged exactly inside a host, each
+    of its ranks sends a share of the average to the ranks at its place of the other hosts (a matrix with factors as a whole),
+    and has the residuals of this share.
+
     If the group has a policy for all_reduce, the hook takes precedence. Collective: ranks compare their options here. Where
     there is no group yet (Lightning's `ddp_comm_state`), they do so at the first step. Each model needs a separate State.
 
@@ -67,10 +77,12 @@ class State:
         exact: Called with (name, parameter) for the parameters of `model`; True keeps a parameter exact.
         grad_scaler: The `torch.amp.GradScaler` in use: residuals follow its scale. Without it, each change of the scale adds
             residuals of the old scale once to gradients of the new one.
+        hosts: "auto": ranks of one network namespace of one machine share a host; "flat": each rank sends for itself; or a
+            DeviceMesh [hosts, ranks of a host] of the group's ranks.
 
     Raises:
         ValueError: A group, codec or number is wrong, or `exact` was given without `model`.
-        TypeError: `exact` is not a function.
+        TypeError: `exact` is not a function, or `hosts` of another type.
         DistBackendError: Ranks have different options (the first is named), or another rank raised.
     """
 
@@ -87,8 +99,9 @@ class State:
         model: nn.Module | None = None,
         exact: Callable[[str, nn.Parameter], bool] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        hosts: DeviceMesh | str = AUTO,
     ) -> None:
-        self._group, self._scaler = process_group, grad_scaler
+        self._group, self._scaler, self._hosts = process_group, grad_scaler, hosts
         self._start()
         connected = process_group is not None or dist.is_initialized()
         backend = backend_of(process_group) if connected else None
@@ -116,15 +129,26 @@ class State:
     def _connect(self, backend: _C.LowcommBackend) -> None:
         """Compares this rank's options with the others'. Collective; the State has a group where all are the same."""
         try:
-            parameters = Parameters(backend, self._options, self._named, fixed=self._fixed)
+            table = hosts_of("ddp.State", backend, self._hosts)
+        except Exception as error:
+            _refuse(backend, error)
+            raise
+        own = {"grad_scaler": self._scaler is not None, "steps": self._steps, "hosts": _text(table)}
+        _agree(backend, {**dataclasses.asdict(self._options), **own})
+        levels = None if table is None else HostLevels(table, "none", backend.options.timeout)
+        group = self._group if self._group is not None else dist.group.WORLD
+        way = Way(group, levels, None if levels is None else OpQueue("lowcomm-ddp"))
+        coding = backend_of(way.coding)
+        try:
+            parameters = Parameters(
+                coding, self._options, self._named, fixed=self._fixed, rank=backend.rank(), levels=levels
+            )
             if self._copied is not None:
                 parameters.load_own(self._copied)
         except Exception as error:
             _refuse(backend, error)
             raise
-        own = {"grad_scaler": self._scaler is not None, "coded parameters": parameters.coded(), "steps": self._steps}
-        texts = {**dataclasses.asdict(self._options), **own}
-        backend.agree_on_texts("ddp.State", [(name, str(value)) for name, value in texts.items()])
+        _agree(backend, {"coded parameters": parameters.coded()})
         if any(part.strip().startswith("all_reduce=") for part in backend.policy.split(";")):
             logger.info(
                 "ddp: group %s has the policy %r, and the hook wins: gradients are coded once, by %s",
@@ -132,7 +156,7 @@ class State:
                 backend.policy,
                 self._options.codec,
             )
-        self._connected, self._copied = _Connection(backend, parameters), None
+        self._connected, self._copied = _Connection(backend, way, coding, parameters), None
 
     def _on_group(self) -> _Connection:
         """The backend and the parameters. Collective at the first call, where there was no group before."""
@@ -168,10 +192,9 @@ class State:
     def _begin(self) -> None:
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
-        backend = self._on_group().backend
+        connection = self._on_group()
         self._follow_scale()
-        group = self._group if self._group is not None else dist.group.WORLD
-        self._step = Step(self._steps, group, backend, self._options)
+        self._step = Step(self._steps, connection.way, connection.coding, self._options)
         self._steps += 1
 
     def _follow_scale(self) -> None:
@@ -186,8 +209,8 @@ class State:
     def _say(self) -> None:
         self._said = True
         entries = list(self._on_group().parameters)
-        coded = [entry for entry in entries if entry.compression is not None and entry.key not in self._sparse]
-        factors = sum(entry.compression.rank > 0 for entry in coded if entry.compression)
+        coded = [entry for entry in entries if entry.rank is not None and entry.key not in self._sparse]
+        factors = sum(entry.rank != 0 for entry in coded)
         logger.info(
             "ddp: %d parameters (%d elements) travel by %s%s; %d exact%s",
             len(coded),
@@ -206,13 +229,14 @@ class State:
         buckets than later steps: there "bit for bit" holds for coded gradients only.
 
         Returns:
-            {"world_size", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype",
-            "rank<r>.<parameter>.residual": float32 of the parameter's shape, or the bytes of 8 bits,
+            {"world_size", "hosts", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype",
+            "rank<r>.<parameter>.residual": float32 of the parameter's shape or of this rank's share, or the bytes of 8 bits,
             "<parameter>.factor": float32 [rank, columns], "rank<r>.crc"}. The tensors are the state's own: do not write to them.
         """
-        backend, parameters = self._on_group()
+        backend, parameters = self._on_group().backend, self._on_group().parameters
         state = {
             "world_size": backend.size(),
+            "hosts": self._on_group().way.shape,
             "steps": self._steps,
             "grad_scale": self._scale,
             **self._options.of_state(),
@@ -224,18 +248,19 @@ class State:
         """Loads what `state_dict` returned on this rank. Call it between steps.
 
         Raises:
-            ValueError: The state is of another world size (residuals are not redistributed), rank of the group or kind, does not
-                fit a parameter, or is damaged or was changed, by its checksum. Nothing has changed. A parameter that is not known
-                yet raises it when it comes.
+            ValueError: The state is of another world size or other hosts (residuals are not redistributed), of another rank of
+                the group or kind, does not fit a parameter, or is damaged or was changed, by its checksum. Nothing has changed.
+                A parameter that is not known yet raises it when it comes.
         """
-        backend, parameters = self._on_group()
-        for name, value in {"world_size": backend.size(), **self._options.of_state()}.items():
+        backend, parameters = self._on_group().backend, self._on_group().parameters
+        fixed = {"world_size": backend.size(), "hosts": self._on_group().way.shape, **self._options.of_state()}
+        for name, value in fixed.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
         if self._step is not None:
             self._step.roll_back()  # does nothing unless a backward pass broke off
         crc = f"rank{backend.rank()}.crc"
-        fields = {"world_size", "steps", "grad_scale", *self._options.of_state(), crc}
+        fields = {"steps", "grad_scale", *fixed, crc}
         tensors = {name: value for name, value in state.items() if name not in fields}
         parameters.check(tensors)
         expect_checksum("ddp", {name: value for name, value in state.items() if name != crc}, state.get(crc))
@@ -251,6 +276,7 @@ class State:
             named, tensors = parameters.named(), parameters.state_dict()
         return {
             "options": self._options,
+            "hosts": self._hosts if isinstance(self._hosts, str) else AUTO,  # a mesh is of this process
             "scaler": self._scaler,
             "steps": self._steps,
             "scale": self._scale,
@@ -262,8 +288,17 @@ class State:
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self._start()
         self._group, self._options, self._scaler = None, kept["options"], kept["scaler"]
+        self._hosts = kept["hosts"]
         self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["tensors"]
         self._steps, self._scale = kept["steps"], kept["scale"]
+
+
+def _text(table: torch.Tensor | None) -> str:
+    return FLAT if table is None else str(table.tolist())
+
+
+def _agree(backend: _C.LowcommBackend, texts: dict[str, Any]) -> None:
+    backend.agree_on_texts("ddp.State", [(name, str(value)) for name, value in texts.items()])
 
 
 def _refuse(backend: _C.LowcommBackend, error: Exception) -> None:

@@ -1,6 +1,8 @@
 """The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,21 +10,40 @@ import torch.distributed as dist
 from torch.futures import Future, collect_all
 
 from torch_lowcomm import _C
+from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.ddp.parameters import Entry, StateOptions
 from torch_lowcomm.groups import exact
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a state's ops run: on the model's group, or on both levels of its hosts, where a worker runs them in turn."""
+
+    group: dist.ProcessGroup  # of the model
+    levels: HostLevels | None
+    queue: OpQueue | None  # with levels
+
+    @property
+    def shape(self) -> list[int]:
+        """[hosts, ranks of a host], or [ranks] of the group."""
+        return [self.group.size()] if self.levels is None else [self.levels.hosts, self.levels.ranks]
+
+    @property
+    def coding(self) -> dist.ProcessGroup:
+        """The group of the coded ops."""
+        return self.group if self.levels is None else self.levels.between
 
 
 class Step:
     """The ops of one step, and the compressions to commit when the last op has ended.
 
-    The random draws of its ops depend on its number, from 0.
+    The random draws of its ops depend on its number, from 0. `backend` is that of the coded ops.
     """
 
-    def __init__(
-        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, options: StateOptions
-    ) -> None:
+    def __init__(self, number: int, way: Way, backend: _C.LowcommBackend, options: StateOptions) -> None:
         self.number = number
-        self._group, self._backend, self._options = group, backend, options
+        self._way, self._backend, self._options = way, backend, options
         self._futures: list[Future[torch.Tensor]] = []
         self._lent: list[_C.Compression] = []
         self._exact: list[torch.Tensor] = []
@@ -36,10 +57,14 @@ class Step:
         buffer = bucket.buffer()
         views = [] if entries is None else [_flat(buffer, gradient) for gradient in bucket.gradients()]
         pairs = list(zip(entries or (), views, strict=True))
-        coded = [(entry, view) for entry, view in pairs if entry.compression is not None]
-        apart = [view for entry, view in pairs if entry.compression is None]
-        if not coded:
-            ended = self._average(buffer)
+        coded = [(entry, view) for entry, view in pairs if entry.rank is not None]
+        apart = [view for entry, view in pairs if entry.rank is None]
+        if self._way.queue is not None and not buffer.is_sparse:
+            run = functools.partial(self._over_hosts, buffer, coded, apart if coded else [buffer])
+            ended = self._way.queue.issue(run, [buffer], async_op=True)
+            self._exact.append(buffer)  # the host's other ranks know no more of this rank's codes than their result
+        elif not coded:
+            ended = self._average(buffer, self._way.group)
             self._exact.append(buffer)
         else:
             ended = self._mixed(buffer, coded, apart)
@@ -50,6 +75,8 @@ class Step:
 
     def roll_back(self) -> None:
         """Restores the compressions of a step that did not come to its end."""
+        if self._way.queue is not None and self._futures:
+            self._way.queue.issue(lambda: None, [torch.empty(0)], async_op=False)  # behind what lends compressions
         for compression in self._lent:
             compression.roll_back()
         self._lent.clear()
@@ -61,7 +88,7 @@ class Step:
         futures, together = [], None
         if apart:
             together = torch.cat(apart)
-            futures.append(self._average(together))
+            futures.append(self._average(together, self._way.coding))
             self._exact.append(together)
         work = self._backend.all_reduce_low_rank(
             [view for _, view in coded],
@@ -83,11 +110,38 @@ class Step:
 
         return after(futures, finish, buffer)
 
-    def _average(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
+    def _over_hosts(
+        self, buffer: torch.Tensor, coded: list[tuple[Entry, torch.Tensor]], apart: list[torch.Tensor]
+    ) -> None:
+        """Averages a bucket exactly inside each host, and each place's part of it between hosts."""
+        levels = self._way.levels
+        assert levels is not None
+        levels.average_inside(buffer)
+        together = torch.cat(apart) if apart else buffer.new_empty(0)
+        cuts = levels.cut(together.numel(), 0)
+        pieces = [
+            [together[slice(*cuts[place])], *(view[slice(*entry.parts[place])] for entry, view in coded)]
+            for place in range(levels.ranks)
+        ]
+        exactly, *codes = pieces[levels.place]
+
+        def between() -> None:
+            mine = [(entry, code) for (entry, _), code in zip(coded, codes, strict=True) if code.numel()]
+            if mine:
+                self._mixed(buffer, mine, [exactly] if exactly.numel() else []).wait()
+            elif exactly.numel():
+                self._average(exactly, levels.between).wait()
+
+        levels.run_between("ddp", between)
+        levels.share(pieces)
+        for view, part in zip(apart, together.split([view.numel() for view in apart]), strict=True):
+            view.copy_(part)
+
+    def _average(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
         """Averages exactly, as DDP without a hook does (bit for bit at two ranks); the group's policy does not apply."""
-        tensor.mul_(1.0 / self._backend.size())  # not div_, whose bits differ
+        tensor.mul_(1.0 / group.size())  # not div_, whose bits differ
         with exact():
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
         return after([work.get_future()], lambda: None, tensor)
 
     def _settle(self) -> None:

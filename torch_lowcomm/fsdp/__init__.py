@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
+from torch_lowcomm._hosts import AUTO, FLAT
 from torch_lowcomm._log import logger
 from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
@@ -54,7 +55,7 @@ def quantize(
     learn_at: Sequence[int] | None = None,
     overlap: bool = True,
     replicate: str | None = None,
-    hosts: DeviceMesh | None = None,
+    hosts: DeviceMesh | str = AUTO,
 ) -> QuantizedComms:
     """Quantizes the weights and gradients that FSDP2 communicates for a model (QSDP, arXiv 2302.02390). Collective.
 
@@ -91,10 +92,11 @@ def quantize(
         replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
             FSDP2 itself issues this all_reduce of flat buffers: norms and biases are coded too, buffers under the group's
             min_bytes are not. The codec becomes the `all_reduce` of the group's policy and codes its other all_reduces too.
-        hosts: A mesh [hosts, ranks of a host] with named dimensions, of the ranks that shard (e.g. the mesh that was
-            flattened for `fully_shard`). Messages are then exact inside a host and coded between hosts, and one coded copy
-            for each host crosses the link. Gradients are first summed on their host; levels are learned before this sum,
-            from each rank's gradients. Buffers that are sent exactly as a whole go over the flat group.
+        hosts: "auto": ranks of one network namespace of one machine share a host; "flat": each rank sends for itself; or a
+            mesh [hosts, ranks of a host] of the ranks that shard (e.g. the one that was flattened for `fully_shard`). Where
+            several hosts have several ranks, messages are exact inside a host and coded between hosts, and one coded copy for
+            each host crosses the link. Gradients are first summed on their host; levels are learned before this sum, from
+            each rank's gradients. Buffers that are sent exactly as a whole go over the flat group.
 
     Returns:
         A handle to save with model and optimizer: with it a resumed run has the draws and levels of a run without a break.
@@ -104,7 +106,7 @@ def quantize(
             codec, `learn_at` or `hosts` is wrong; a group is not of backend lowcomm; `replicate` was given without
             replicas; or a quantized master was asked for where FSDP2 casts the shards, or with replicas (HSDP).
             The model is as it was, whatever is raised.
-        TypeError: `exact` is not a function, or `hosts` is not a mesh.
+        TypeError: `exact` is not a function, or `hosts` of another type.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
     groups: list[ParameterGroup] = []
@@ -117,7 +119,7 @@ def quantize(
         for g in groups:
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
-        mesh = checked_hosts(hosts, groups) if hosts is not None else None
+        table = checked_hosts(hosts, groups)
         chosen = Choices(weights, gradients, exact, master, learn_at).checked()
         if any(g.uses_custom_comm(_LayoutComm) for g in groups):
             raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
@@ -125,10 +127,10 @@ def quantize(
     except Exception as error:
         tell(_names(groups), error)
         raise
-    shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
+    shape = "x".join(map(str, table.shape)) if table is not None else FLAT
     how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}"
     agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at or ())}"))
-    levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
+    levels = HostComms(table, backend_of(groups[0].group).options.timeout) if table is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
     comms = [install(plan, deferred, levels) for plan in plans]

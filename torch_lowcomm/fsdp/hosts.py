@@ -1,6 +1,6 @@
 """Gathers and reductions over hosts × ranks of a host: exact inside a host, by a layout's codecs between hosts."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,31 +12,36 @@ from torch.futures import Future
 from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._hosts import hosts_of
+from torch_lowcomm._log import logger
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.reduction import as_op
 
 
-def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
-    """Returns the mesh if it has two named dimensions and its rows are the hosts of every group."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"fsdp.quantize: hosts: expected a DeviceMesh (hosts x ranks), got {type(mesh).__name__}")
-    names = mesh.mesh_dim_names or ()
-    if mesh.ndim != 2 or len(names) != 2:
-        raise ValueError(
-            f"fsdp.quantize: hosts: expected a mesh of two named dimensions, hosts and a host's ranks, got {mesh.ndim} "
-            f"named {names}"
-        )
-    ranks = mesh.mesh.flatten().tolist()
-    for g in groups:
+def checked_hosts(hosts: DeviceMesh | str, groups: Sequence[ParameterGroup]) -> torch.Tensor | None:
+    """Returns the table of the hosts of all groups, as `hosts_of`. A mesh whose rows do not follow each other in the order of
+    shards is a ValueError; hosts that were found so are warned of, and None.
+    """
+    tables = [hosts_of("fsdp.quantize", backend_of(g.group), hosts) for g in groups]
+    for g, table in zip(groups, tables, strict=True):
         shards = dist.get_process_group_ranks(g.group)
-        if shards != ranks:
-            raise ValueError(
-                f"fsdp.quantize: hosts: expected a mesh of the ranks that shard {type(g.module).__name__}, host by host, "
-                f"{shards}, got {mesh.mesh.tolist()}"
-            )
-    return mesh
+        if table is None or (table.flatten().tolist() == shards and torch.equal(table, _or_empty(tables[0]))):
+            continue
+        text = (
+            f"fsdp.quantize: hosts: expected ranks that shard {type(g.module).__name__} host by host, as those of every wrapped "
+            f"module, got {shards} on hosts of {table.tolist()}"
+        )
+        if isinstance(hosts, DeviceMesh):
+            raise ValueError(text)
+        logger.warning("%s: every rank sends a copy of its own", text)
+        return None
+    return tables[0]
+
+
+def _or_empty(table: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty(0) if table is None else table
 
 
 class HostComms(NotCopied):
@@ -44,13 +49,13 @@ class HostComms(NotCopied):
 
     The owner of a shard encodes it once, for the ranks at its place on the other hosts. Hosts pass the decoded values on, so
     that all ranks, the owner too, have the same bits. Gradients are first summed exactly on their host. One worker runs
-    the ops in the order of issue. Collective. The mesh is [hosts, ranks of a host], the time-out that of both levels' groups.
+    the ops in the order of issue. Collective. The table is [hosts, ranks of a host], the time-out that of both levels' groups.
     """
 
     _instead = "make a new one"
 
-    def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
-        self._levels = HostLevels(mesh.mesh.cpu(), "none", timeout)
+    def __init__(self, table: torch.Tensor, timeout: timedelta | None) -> None:
+        self._levels = HostLevels(table, "none", timeout)
         self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
 

@@ -91,3 +91,25 @@ def test_mistakes_and_differences(r):
     lc.fsdp.quantize(model, replicate=BETWEEN)
     assert backend.policy == f"all_reduce={lc.codec(BETWEEN).spec}"
     loss_of(model, batch(r.rank, 0)).backward()
+
+
+@pytest.mark.on("quad", alike=True)
+def test_another_backend_shards_inside_a_host_and_lowcomm_codes_between(r):
+    """As NCCL does inside hosts with GPUs; gloo takes its place here."""
+    r.init("gloo")
+    between = lc.Options(policy=f"all_reduce={BETWEEN}", min_bytes=0)
+    override = {"hosts": ("lowcomm", between), "ranks": "gloo"}
+    names = ("hosts", "ranks")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names, backend_override=override)
+    model, exact = make_model(mesh=mesh), make_model(mesh=mesh)
+    loss_of(model, batch(r.rank, 0)).backward()
+    hosts = mesh["hosts"].get_group()
+    stats = lc.stats(hosts)[hosts.group_name]["all_reduce"]
+    assert stats["ratio"] > 6 and stats["exact_calls"] == 0, stats
+    with lc.exact():
+        loss_of(exact, batch(r.rank, 0)).backward()
+    gradients, exactly = (
+        torch.cat([p.grad.full_tensor().flatten() for p in each.parameters()]) for each in (model, exact)
+    )
+    assert 1e-3 < (gradients - exactly).norm() / exactly.norm() < 0.3
+    return crc([gradients])

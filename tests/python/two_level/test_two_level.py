@@ -2,14 +2,13 @@
 
 import os
 from datetime import timedelta
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
 from compressed_by_hand import reduced_by_hand
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torch_lowcomm as lc
 
@@ -25,7 +24,7 @@ def mesh_of(shape, names=("hosts", "ranks")):
 
 def two_level(r, shape, codec=SPEC):
     r.init("lowcomm")
-    return lc.TwoLevel(mesh_of(shape), codec=codec, inside="ranks", between="hosts", timeout=timedelta(seconds=30))
+    return lc.TwoLevel(mesh_of(shape), codec=codec, timeout=timedelta(seconds=30))
 
 
 def host_sum(parts, average, dtype=None):
@@ -212,11 +211,10 @@ def test_mistakes(r):
         (ValueError, f"{4 * n} elements, got {2 * n}", lambda: two.all_gather(torch.ones(2 * n), torch.ones(n))),
         (ValueError, "not contiguous", lambda: two.reduce_scatter(torch.ones(n), torch.ones(n, 4).t())),
         (ValueError, "SUM or AVG", lambda: two.reduce_scatter(torch.ones(n), torch.ones(4 * n), dist.ReduceOp.MIN)),
-        (ValueError, "sym99", lambda: lc.TwoLevel(mesh, codec="sym99", inside="ranks", between="hosts")),
-        (ValueError, "flat", lambda: lc.TwoLevel(mesh, codec="none", inside="ranks", between="hosts")),
-        (ValueError, "flat", lambda: lc.TwoLevel(mesh, codec="sym4:axis=channel", inside="ranks", between="hosts")),
-        (ValueError, "'racks'.*hosts", lambda: lc.TwoLevel(mesh, codec=SPEC, inside="ranks", between="racks")),
-        (ValueError, "got 1", lambda: lc.TwoLevel(mesh_of((4,), ("a",)), codec=SPEC, inside="a", between="a")),
+        (ValueError, "sym99", lambda: lc.TwoLevel(mesh, codec="sym99")),
+        (ValueError, "flat", lambda: lc.TwoLevel(mesh, codec="none")),
+        (ValueError, "flat", lambda: lc.TwoLevel(mesh, codec="sym4:axis=channel")),
+        (ValueError, "got 1 dimensions", lambda: lc.TwoLevel(mesh_of((4,), ("a",)), codec=SPEC)),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -228,44 +226,23 @@ def test_mistakes(r):
 def test_codecs_that_differ_are_told_on_every_rank(r, odd):
     r.init("lowcomm")
     with pytest.raises(dist.DistBackendError, match=r"(?s)sym4.*sym8|sym8.*sym4"):
-        lc.TwoLevel(mesh_of((2, 2)), codec="sym8" if r.rank in odd else "sym4", inside="ranks", between="hosts")
+        lc.TwoLevel(mesh_of((2, 2)), codec="sym8" if r.rank in odd else "sym4")
 
 
 @pytest.mark.on("quad")
-def test_a_mesh_by_its_names(r):
-    """A mesh whose first dimension is the one inside, of ranks that are not in a row."""
+def test_hosts_whose_ranks_are_not_in_a_row(r):
     r.init("lowcomm")
-    two = lc.TwoLevel(mesh_of((2, 2), ("ranks", "hosts")), codec=SPEC, inside="ranks", between="hosts")
+    two = lc.TwoLevel(DeviceMesh("cpu", [[0, 2], [1, 3]]), codec=SPEC)
     out = torch.empty(4 * 2000)
     two.all_gather(out, values(torch.float32, 2000, r.rank))
     codec = lc.codec(SPEC)
     assert torch.equal(out, torch.cat([codec.roundtrip(values(torch.float32, 2000, q)) for q in (0, 2, 1, 3)]))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "places", "says"),
-    [
-        ((2, 2, 2, 2), (0, 1, 0, 1), None),
-        ((1, 1, 1, 1), (0, 0, 0, 0), None),
-        ((3, 3, 3, 1), (0, 1, 2, 0), "LOCAL_WORLD_SIZE 3 on rank 0 and 1 on rank 3"),
-        ((2, None, 2, 2), (0, 1, 0, 1), "none on rank 1"),
-        ((None, None, None, None), (None, None, None, None), "LOCAL_WORLD_SIZE none on rank 0"),
-        ((2, "two", 2, 2), (0, 1, 0, 1), "none on rank 1"),
-        ((3, 3, 3, 3), (0, 1, 2, 0), "LOCAL_WORLD_SIZE 3 ranks, got 4 ranks"),
-        ((2, 2, 2, 2), (0, 0, 1, 1), "LOCAL_RANK 1 on rank 1 of hosts of 2, got 0"),
-    ],
-)
 @pytest.mark.on("quad")
-def test_hosts_of_torchruns_environment(r, sizes, places, says):
+def test_without_a_mesh_ranks_of_one_network_namespace_are_a_host(r):
     r.init("lowcomm")
-    said = {"LOCAL_WORLD_SIZE": sizes[r.rank], "LOCAL_RANK": places[r.rank]}
-    with mock.patch.dict(os.environ, {k: str(v) for k, v in said.items() if v is not None}):
-        if says:
-            with pytest.raises(ValueError, match=says):
-                lc.TwoLevel.from_environment()
-            return
-        two = lc.TwoLevel.from_environment(SPEC)
-    expect_sum(r, two, 5001, (r.size // sizes[0], sizes[0]))
+    expect_sum(r, lc.TwoLevel(codec=SPEC), 5001, (1, 4))
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
@@ -281,7 +258,7 @@ def test_what_fails_inside_a_host_is_told_to_the_others(r, name):
             two.all_reduce(torch.ones(m))
         else:
             two.reduce_scatter(torch.ones(m // 4), torch.ones(m))
-    expect_sum(r, lc.TwoLevel(mesh_of((2, 2)), codec=SPEC, inside="ranks", between="hosts"), n)
+    expect_sum(r, lc.TwoLevel(mesh_of((2, 2)), codec=SPEC), n)
 
 
 @pytest.mark.on(4, timeout=60, allow_exit={3: 7})

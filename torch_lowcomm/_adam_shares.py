@@ -1,0 +1,88 @@
+"""One coded copy a host for QuantizedAdam: each of a host's ranks steps a share of the parameters and hands it to the others."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_lowcomm._checksum import checksum
+from torch_lowcomm._host_levels import HostLevels
+
+
+class AdamShares:
+    """Cuts parameters into a share for each place of a host; the ranks at one place of all hosts step theirs together."""
+
+    def __init__(self, levels: HostLevels) -> None:
+        self._levels = levels
+        self._tensors: list[torch.Tensor] = []  # parameters, or this rank's shards of them, that require gradients
+        self._parts: list[list[torch.Tensor]] = []  # of each: what each place steps, [elements], in the order of memory
+
+    def of(self, number: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the part of the n-th parameter to come that this rank steps: [elements] of its memory, maybe none. Memory with
+        gaps is a ValueError.
+        """
+        if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise ValueError(
+                f"QuantizedAdam: {name}: expected memory without gaps, got strides {tensor.stride()} of shape "
+                f'{tuple(tensor.shape)}: pass contiguous parameters, or hosts="flat"'
+            )
+        return self._cut(len(self._tensors) + number, tensor)[self._levels.place]
+
+    def add(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Adds parameters, of which the core has this rank's parts."""
+        for tensor in tensors:
+            self._parts.append(self._cut(len(self._tensors), tensor))
+            self._tensors.append(tensor)
+
+    def _cut(self, turn: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        return [flat[begin:end] for begin, end in self._levels.cut(len(flat), turn)]
+
+    def expect_same(self) -> None:
+        """Compares the parameters of a host's ranks; DistBackendError where they differ."""
+        held = {str(number): tensor for number, tensor in enumerate(self._tensors)}
+        self._levels.expect_same("parameters", f"checksum {checksum(held)}")
+
+    def gradients(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Returns this rank's parts of the host's average of gradients, float32; None counts as zeros."""
+        lengths = [tensor.numel() for tensor in self._tensors]
+        device = self._tensors[0].device if self._tensors else None
+        flats = torch.zeros(sum(lengths), device=device).split(lengths)
+        for flat, tensor, gradient in zip(flats, self._tensors, gradients, strict=True):
+            if gradient is not None:
+                flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(gradient)
+        whole = flats[0].as_strided((sum(lengths),), (1,), 0) if flats else torch.zeros(0)
+        self._levels.average_inside(whole)
+        mine = []
+        for flat, tensor, parts in zip(flats, self._tensors, self._parts, strict=True):
+            part = parts[self._levels.place]
+            begin = part.storage_offset() - tensor.storage_offset()
+            mine.append(flat[begin : begin + len(part)])
+        return mine
+
+    def step(self, run: Callable[[Callable[[str], str]], object]) -> None:
+        """Runs a step of this rank's share. `run` is given what the core asks, once, before it changes anything: whether the
+        other shares of this host came. Then shares are handed out.
+        """
+        asked = False
+
+        def settle(not_finite: str) -> str:
+            nonlocal asked
+            asked = True
+            return self._levels.settle("QuantizedAdam", None, not_finite)
+
+        try:
+            run(settle)
+        except Exception as error:
+            if not asked:
+                self._levels.settle("QuantizedAdam", error)
+            raise
+        self._levels.share([[parts[place] for parts in self._parts] for place in range(self._levels.ranks)])
+
+    def expect_here(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises ValueError where a parameter's memory is another than that whose parts are stepped."""
+        for number, (tensor, kept) in enumerate(zip(tensors, self._tensors, strict=True)):
+            if tensor.data_ptr() != kept.data_ptr():
+                raise ValueError(
+                    f"QuantizedAdam: step: parameter {number}: expected the memory that it had when it was added, got other "
+                    "memory (.data was set, or the model was moved): make the optimizer after that"
+                )
