@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._ddp_around import ranks_of_ddp, without_ddp
+from torch_lowcomm._hosts import rows_of
 from torch_lowcomm.diloco.inner_optimizer import parameters_of
 from torch_lowcomm.diloco.parameters import sharing_ranks
-from torch_lowcomm.diloco.unnamed_replicas import look_of, warn_of_unnamed
+from torch_lowcomm.diloco.unnamed_replicas import look_of, warn_of_one_host, warn_of_unnamed
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.membership import Membership
 
@@ -74,6 +75,8 @@ class LoopGroups:
             ranks = dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)
             made.append(_new_group(ranks, backend_of(over).options._timeout))
             stripes.append(backend_of(made[0]))
+            if len(site) == 1 and dist.get_rank() == ranks[0]:
+                warn_of_one_host(rows_of(stripes[0]))
             timeout = 2 * stripes[0].options._timeout  # while one rank waits for another site, the others wait for it
         own_site, parts = None, [0]
         if len(site) > 1:

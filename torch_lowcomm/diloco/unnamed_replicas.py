@@ -1,4 +1,4 @@
-"""Notices ranks of a site that look like replicas, where nothing says so: each is averaged as a part of its own."""
+"""Notices ranks that would send once in place of several times: replicas of a site that nothing names, sites of one host."""
 
 import hashlib
 import json
@@ -51,6 +51,18 @@ def warn_of_unnamed(looks: Sequence[str], parts: Sequence[int], site: Sequence[i
                 _naming(ranks, mesh),
             )
             return
+
+
+def warn_of_one_host(hosts: Sequence[Sequence[int]]) -> None:
+    """Logs a warning where several hosts, by their global ranks, have sites of one rank each, and a host has several."""
+    most = max(hosts, key=len)
+    if len(hosts) > 1 and len(most) > 1:
+        logger.warning(
+            "DiLoCoX: ranks %s are on one host and each is a site of its own: %d outer messages cross this host's link. One does "
+            "where they train together, by DDP over these ranks alone or FSDP2: pass mesh= (its first dimension along hosts)",
+            list(most),
+            len(most),
+        )
 
 
 def _naming(ranks: Sequence[int], mesh: DeviceMesh | None) -> str:

@@ -10,6 +10,7 @@ from linklab import Lab
 from links import ENV, expect_labs
 
 from torch_lowcomm._hosts import hosts_of
+from torch_lowcomm.diloco.unnamed_replicas import warn_of_one_host
 
 FOUND = """
 import json, torch, torch.distributed as dist, torch_lowcomm as lc
@@ -74,3 +75,10 @@ def test_hosts_with_as_many_ranks_send_one_copy_each(numbers, table, said):
     assert all(rows is expected is None or torch.equal(rows, expected) for rows in found)
     assert [said in text for text in log] == ([True] if said else [])
     assert hosts_of("case", Found(numbers), "flat") is None
+
+
+def test_sites_of_one_host_are_warned_of():
+    with kept_log() as log:
+        for hosts in ([[0, 1], [2, 3]], [[0, 1]], [[0], [1]]):
+            warn_of_one_host(hosts)
+    assert len(log) == 1 and "ranks [0, 1] are on one host" in log[0], log
