@@ -176,6 +176,7 @@ def main() -> None:
         print("\n" + table(results))
         plot.loss_against_bytes(results, args.plot, title=f"{args.steps} steps of DDP, {dist.get_world_size()} ranks")
         print(f"loss against bytes: {args.plot}")
+        print(lc.summary())
         if args.json:
             args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))
     dist.destroy_process_group()

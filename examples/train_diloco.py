@@ -325,6 +325,7 @@ def main() -> None:
         title = f"{args.steps} steps, {dist.get_world_size()} clusters"
         plot.loss_against_bytes_and_seconds(results, [r.seconds for r in results], args.plot, title=title)
         print(f"loss against bytes and seconds: {args.plot}")
+        print(lc.summary())
         if args.json:
             args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))
     dist.destroy_process_group()

@@ -167,6 +167,7 @@ def main() -> None:
             title = f"{args.steps} steps of FSDP2, {dist.get_world_size()} ranks"
             plot.loss_against_bytes(results, args.plot, title=title)
             print(f"loss against bytes: {args.plot}")
+        print(lc.summary())
         if args.json:
             args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))
     dist.destroy_process_group()

@@ -273,6 +273,7 @@ def main() -> None:
         title = f"{args.replicas} x {stages} stages, {args.epochs} epochs of {args.samples} samples"
         plot.loss_against_bytes(results, args.plot, title=title)
         print(f"loss against bytes: {args.plot}")
+        print(lc.summary())
         if args.json:
             args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))
     dist.destroy_process_group()

@@ -26,6 +26,7 @@ from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.groups import connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
+from torch_lowcomm.summary import Summary, print_at_exit, summary  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch_lowcomm.seed_replay import SeedReplay, StoreExchange
     from torch_lowcomm.subspace.optimizer import SubspaceAdamW
 
+print_at_exit(os.environ)
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
 
 # These bring DTensor, pipelining or dynamo, more than a second of imports: each comes when it is first asked for.
@@ -76,6 +78,7 @@ __all__ = [
     "SeedReplay",
     "StoreExchange",
     "SubspaceAdamW",
+    "Summary",
     "TwoLevel",
     "__version__",
     "all_reduce",
@@ -91,4 +94,5 @@ __all__ = [
     "set_policy",
     "stats",
     "subspace",
+    "summary",
 ]

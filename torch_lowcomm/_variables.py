@@ -29,6 +29,7 @@ KNOWN = (
     "LOWCOMM_SECRET_FILE",
     "LOWCOMM_SEED",
     "LOWCOMM_SOCKET_IFNAME",
+    "LOWCOMM_SUMMARY",
 )
 _OURS = "LOWCOMM_"
 _TESTS = "LOWCOMM_TEST_"  # read by the project's tests

@@ -188,7 +188,8 @@ def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str,
 
 
 def reset_stats() -> None:
-    """Sets the counters of every lowcomm group of this process to zero."""
+    """Sets the counters of every lowcomm group of this process to zero, those that are gone included."""
+    _C.forget_past_stats()
     for backend in _living(None):
         backend.reset_stats()
 

@@ -253,12 +253,18 @@ struct Registry {
     Weak backend;
   };
   std::map<std::string, Entry> backends;
+  std::map<std::string, OpStats> past;  // of groups that are gone
 };
 
 // Never destroyed: a group that lives until the process ends leaves it after static destructors began.
 Registry& registry() {
   static Registry* made = new Registry;
   return *made;
+}
+
+void addTo(std::map<std::string, OpStats>& all, const Group& group) {
+  for (const auto& [op, stats] : group.stats.snapshot())
+    all[op].add(stats, group.options->global_ranks_in_group);
 }
 
 }  // namespace
@@ -282,6 +288,7 @@ void LowcommBackend::leaveRegistry() {
   if (found == registry().backends.end() || found->second.who != this) return;
   std::swap(found->second, entry);
   registry().backends.erase(found);
+  addTo(registry().past, parts_.group);
 }
 
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {
@@ -304,6 +311,22 @@ void settleBackends(std::chrono::milliseconds patience) {
     for (const auto& backend : unsettled)
       backend->settledBy(end);
   });
+}
+
+std::map<std::string, OpStats> processStats() {
+  std::vector<c10::intrusive_ptr<LowcommBackend>> living;  // let go of without the lock
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  std::map<std::string, OpStats> all = registry().past;
+  for (const auto& [name, entry] : registry().backends) {
+    living.push_back(entry.backend.lock());
+    if (living.back()) addTo(all, living.back()->group());
+  }
+  return all;
+}
+
+void forgetPastStats() {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().past.clear();
 }
 
 std::vector<std::string> backendNames() {

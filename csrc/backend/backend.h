@@ -138,6 +138,11 @@ class LowcommBackend : public BackendOps {
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name);
 std::vector<std::string> backendNames();
 
+// The counters of all groups of this process by op, those that are gone included; peers are global ranks.
+std::map<std::string, OpStats> processStats();
+// Sets the counters of the groups that are gone to zero.
+void forgetPastStats();
+
 // Before the interpreter goes: gives every living backend's threads `patience` altogether to end what they are at, then
 // breaks off what has not ended and waits as long again. A thread that lets go of a tensor or callback of Python's
 // while the interpreter is finalised is unwound by it, and aborts the process.

@@ -17,6 +17,37 @@ double seconds(std::chrono::nanoseconds time) {
 }
 }  // namespace
 
+void OpStats::add(const OpStats& other, const std::vector<uint64_t>& peers) {
+  const auto addAll = [](std::map<std::string, uint64_t>& all, const std::map<std::string, uint64_t>& more) {
+    for (const auto& [reason, count] : more)
+      all[reason] += count;
+  };
+  calls += other.calls;
+  exact_calls += other.exact_calls;
+  addAll(exact_because, other.exact_because);
+  without_units += other.without_units;
+  staged_calls += other.staged_calls;
+  addAll(unstaged_because, other.unstaged_because);
+  raw_bytes += other.raw_bytes;
+  inner_bytes += other.inner_bytes;
+  wire_bytes += other.wire_bytes;
+  device_to_host_bytes += other.device_to_host_bytes;
+  host_to_device_bytes += other.host_to_device_bytes;
+  encode_s += other.encode_s;
+  wait_s += other.wait_s;
+  decode_s += other.decode_s;
+  for (size_t rank = 0; rank < other.wait_by_peer_s.size(); ++rank) {
+    const size_t peer = rank < peers.size() ? peers[rank] : rank;
+    if (wait_by_peer_s.size() <= peer) wait_by_peer_s.resize(peer + 1);
+    wait_by_peer_s[peer] += other.wait_by_peer_s[rank];
+  }
+  loss += other.loss;
+  encoded += other.encoded;
+  samples += other.samples;
+  addAll(forgotten, other.forgotten);
+  counted = counted || other.counted;
+}
+
 std::optional<int> OpStats::straggler() const {
   const auto most = std::max_element(wait_by_peer_s.begin(), wait_by_peer_s.end());
   if (most == wait_by_peer_s.end() || *most <= 0) return std::nullopt;

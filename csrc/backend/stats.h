@@ -28,6 +28,9 @@ struct OpStats {
   uint64_t device_to_host_bytes = 0, host_to_device_bytes = 0;  // of tensors on a device: codes, or values
   double encode_s = 0, wait_s = 0, decode_s = 0;
 
+  // Adds another op's counters, whose peers are those that `peers` has for their ranks; a rank beyond it is itself.
+  void add(const OpStats& other, const std::vector<uint64_t>& peers);
+
   // The peer that was waited for most; nothing where none was.
   std::optional<int> straggler() const;
   // ||decoded - x|| / ||x||; nothing where nothing was sampled.

@@ -100,9 +100,10 @@ py::object samplesOf(const OpStats& stats) {
   return entry;
 }
 
-py::dict statsOf(const LowcommBackend& backend) {
+// By op; `own` is this rank among the peers.
+py::dict dictOf(const std::map<std::string, OpStats>& all, int own) {
   py::dict ops;
-  for (const auto& [op, s] : backend.group().stats.snapshot()) {
+  for (const auto& [op, s] : all) {
     py::dict entry;
     entry["calls"] = s.calls;
     entry["exact_calls"] = s.exact_calls;
@@ -124,7 +125,7 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["decode_s"] = s.decode_s;
     py::dict waits;
     for (size_t rank = 0; rank < s.wait_by_peer_s.size(); ++rank) {
-      if (static_cast<int>(rank) != backend.getRank()) waits[py::int_(rank)] = s.wait_by_peer_s[rank];
+      if (static_cast<int>(rank) != own) waits[py::int_(rank)] = s.wait_by_peer_s[rank];
     }
     entry["wait_by_peer"] = waits;
     entry["straggler"] = s.straggler();
@@ -133,6 +134,10 @@ py::dict statsOf(const LowcommBackend& backend) {
     ops[py::str(op)] = entry;
   }
   return ops;
+}
+
+py::dict statsOf(const LowcommBackend& backend) {
+  return dictOf(backend.group().stats.snapshot(), backend.getRank());
 }
 
 }  // namespace
@@ -354,6 +359,8 @@ void bindBackend(py::module_& m) {
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"), py::arg("make_nccl"), py::arg("parent") = nullptr);
   m.def("find_backend", &findBackend, py::arg("group_name"));
+  m.def("process_stats", [] { return dictOf(processStats(), -1); });
+  m.def("forget_past_stats", &forgetPastStats);
   m.def("backend_names", &backendNames);
   py::module_::import("atexit").attr("register")(py::cpp_function([] { settleBackends(std::chrono::seconds(1)); }));
 }

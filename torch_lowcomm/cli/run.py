@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch_lowcomm import as_gloo
 from torch_lowcomm._log import logger
+from torch_lowcomm.summary import print_at_exit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the script is a module's name, as for python -m"
     )
+    parser.add_argument("--summary", action="store_true", help="print what was sent (lc.summary) at the end of rank 0")
     parser.add_argument("script", help="the Python script, or module, to run as __main__")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script sees as sys.argv[1:]")
 
@@ -59,6 +61,9 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     _show_log()
     os.environ["LOWCOMM_AS_GLOO"] = "1"
+    if arguments.summary:
+        os.environ["LOWCOMM_SUMMARY"] = "1"
+        print_at_exit(os.environ)
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         logger.warning("TORCH_DEVICE_BACKEND_AUTOLOAD is not 1: processes that the script starts will use torch's gloo")
     as_gloo.install()
