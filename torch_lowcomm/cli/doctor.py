@@ -182,12 +182,10 @@ def advice(rows: list[Row], hosts: dict[int, dict[str, Any]]) -> list[str]:
             said.append(
                 f"{about['name']}: {now}, which LOWCOMM_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names, does not answer all"
             )
-        if not for_all:
-            continue
-        best, now = max(for_all, key=for_all.__getitem__), now if now in for_all else next(iter(for_all))
-        if for_all[best] > 1.2 * for_all[now]:  # worth a setting
+        best = max(for_all, key=for_all.__getitem__, default="")
+        if now in for_all and for_all[best] > 1.2 * for_all[now]:  # where none is named, groups find it
             said.append(
-                f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {for_all[best]:.0f} Mbit/s, {now}, which a group "
-                f"takes now, {for_all[now]:.0f}"
+                f"{about['name']}: set LOWCOMM_SOCKET_IFNAME={best} there: {for_all[best]:.0f} Mbit/s, {now}, which it names "
+                f"now, {for_all[now]:.0f}"
             )
     return said

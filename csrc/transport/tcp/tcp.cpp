@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "transport/tcp/pace.h"
+#include "transport/tcp/ways.h"
 
 namespace lowcomm {
 namespace {
@@ -195,7 +196,7 @@ bool hearIntroduction(tcp::Route& route, const std::string& text) {
   return control == kLossBased;
 }
 
-using Addresses = std::vector<std::pair<std::string, tcp::Address>>;
+using tcp::Addresses;
 
 // The relay of two ranks that cannot reach each other: LOWCOMM_RELAY's, or the lowest other rank that can be reached.
 Addresses relayOf(const std::string& named, const std::vector<Addresses>& of_ranks, int rank, int peer) {
@@ -245,8 +246,18 @@ class GroupMaker {
     for (const tcp::Route& route : routes_) {
       if (route.peer != rank_) transport_->add(route);
     }
+    const size_t ways = std::ranges::count_if(endpoint_.addresses(), tcp::isWay);
     for (int peer = 0; peer < size_; ++peer) {
-      if (isMeasured(peer)) waitFor(*transport_->links(peer)[0]);
+      if (peer != rank_ && (isMeasured(peer) || hasWays(peer, ways))) waitFor(*transport_->links(peer)[0]);
+    }
+    // Two ranks at a time, in one order on all, so that no two wait for each other.
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_ || !hasWays(peer, ways)) continue;
+      Link& control = *transport_->links(peer)[0];
+      if (routes_[peer].dials)
+        tcp::takeFastestWay(endpoint_, routes_[peer], control, end_);
+      else
+        tcp::offerWays(endpoint_, routes_[peer], ways, control, end_);
     }
     for (tcp::Route& route : routes_) {
       const int bulk = route.peer == rank_ ? 0 : bulkChannels(route);
@@ -282,6 +293,13 @@ class GroupMaker {
       route.relays = relayOf(endpoint_.relay(), addresses, rank_, route.peer);
       decideWhoDials(route, /*reachable=*/!endpoint_.addresses().empty());
     }
+  }
+
+  // Whether the rank of the two that accepts has several ways; `own`: this one's.
+  bool hasWays(int peer, size_t own) const {
+    const auto is_way = [](const auto& address) { return tcp::isWay(address.first); };
+    return (routes_[peer].dials ? std::ranges::count_if(routes_[peer].addresses, is_way)
+                                : static_cast<std::ptrdiff_t>(own)) > 1;
   }
 
   // Whether the number of bulk channels depends on the round trip: the user gave no number, and one channel of BBR may

@@ -1,0 +1,59 @@
+"""Hosts with several network interfaces: a group takes the fastest that answers, and says so in one line."""
+
+import sys
+
+import pytest
+from linklab import Lab, tools
+from links import ENV, expect_labs
+
+RANK = """
+import torch, torch.distributed as dist, torch_lowcomm as lc
+dist.init_process_group("lowcomm")
+def sent():
+    return {n: int(open(f"/sys/class/net/{n}/statistics/tx_bytes").read()) for n in ("eth0", "other")}
+before = sent()
+again = dist.new_group([0, 1], backend="lowcomm")
+for group in (None, again):
+    x = torch.ones(250_000)
+    dist.all_reduce(x, group=group)
+    assert torch.equal(x, torch.full((250_000,), 2.0))
+after = sent()
+print("sent", *(f"{n}={(after[n] - before[n]) / 2e6:.3f}" for n in after))
+dist.destroy_process_group()
+"""
+
+
+def of_ranks(lab):
+    """What each rank sent by interface, in tensors, and the lines that it logged of ways."""
+    job = lab.start([sys.executable, "-W", "ignore", "-c", RANK], env=ENV | {"GLOO_SOCKET_IFNAME": ""})
+    assert [one.code for one in job.wait(120)] == [0, 0], [job.output(rank) for rank in (0, 1)]
+    lines = [job.output(rank).splitlines() for rank in (0, 1)]
+    sent = [dict(word.split("=") for word in said[-1].split()[1:]) for said in lines]
+    return [{name: float(tensors) for name, tensors in one.items()} for one in sent], [
+        [line for line in said if "is reached by" in line] for said in lines
+    ]
+
+
+@pytest.mark.later
+def test_the_fastest_interface_is_taken():
+    """The second pair of interfaces is 10 times as fast; then as fast; then its addresses lead nowhere."""
+    expect_labs()
+    with Lab(hosts=2, rate="20mbit") as lab:
+        spaces = [lab.namespace(host) for host in (0, 1)]
+        tools.ip("link", "add", "other", "type", "veth", "peer", "name", "other", "netns", spaces[1], inside=spaces[0])
+        for host, space in enumerate(spaces):
+            tools.ip("address", "add", f"10.99.0.{host + 1}/24", "dev", "other", inside=space)
+            tools.ip("link", "set", "other", "up", inside=space)
+        for rate in ("200mbit", "20mbit"):
+            for space in spaces:
+                limits = ("rate", rate, "burst", "16kb", "latency", "200ms")
+                tools.tc("qdisc", "replace", "dev", "other", "root", "tbf", *limits, inside=space)
+            sent, said = of_ranks(lab)
+            if rate == "200mbit":
+                assert all(one["other"] > 0.8 > 20 * one["eth0"] for one in sent), sent
+                assert [len(lines) for lines in said] == [0, 1] and "10.99.0.1:" in said[1][0], said
+            else:
+                assert all(one["eth0"] > 0.8 > 20 * one["other"] for one in sent) and said == [[], []], (sent, said)
+        tools.ip("link", "set", "other", "down", inside=spaces[1])
+        sent, said = of_ranks(lab)
+        assert all(one["eth0"] > 0.8 > 20 * one["other"] for one in sent) and said == [[], []], (sent, said)
