@@ -17,7 +17,7 @@ from torch_lowcomm._host_levels import HostLevels
 from torch_lowcomm._hosts import AUTO, FLAT, hosts_of
 from torch_lowcomm._log import logger
 from torch_lowcomm._op_queue import OpQueue
-from torch_lowcomm.ddp.parameters import Named, Parameters, StateOptions
+from torch_lowcomm.ddp.parameters import Entry, Named, Parameters, StateOptions
 from torch_lowcomm.ddp.step import Step, Way
 from torch_lowcomm.groups import backend_of
 
@@ -186,7 +186,8 @@ class State:
             exact = True
         future = step.reduce(bucket, None if exact else entries)
         if bucket.is_last() and not self._said:
-            self._say()
+            self._said = True
+            _say(self._options, list(self._on_group().parameters), self._sparse)
         return future
 
     def _begin(self) -> None:
@@ -205,21 +206,6 @@ class State:
                 if entry.compression is not None:
                     entry.compression.scale(scale / self._scale)
         self._scale = scale
-
-    def _say(self) -> None:
-        self._said = True
-        entries = list(self._on_group().parameters)
-        coded = [entry for entry in entries if entry.rank is not None and entry.key not in self._sparse]
-        factors = sum(entry.rank != 0 for entry in coded)
-        logger.info(
-            "ddp: %d parameters (%d elements) travel by %s%s; %d exact%s",
-            len(coded),
-            sum(entry.parameter.numel() for entry in coded),
-            self._options.codec,
-            f", {factors} of them as factors of rank {self._options.rank}" if self._options.rank else "",
-            len(entries) - len(coded),
-            f", for their gradients are sparse: {', '.join(sorted(self._sparse))}" if self._sparse else "",
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs to go on bit for bit: this rank's residuals, the factors, the number of steps.
@@ -291,6 +277,21 @@ class State:
         self._hosts = kept["hosts"]
         self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["tensors"]
         self._steps, self._scale = kept["steps"], kept["scale"]
+
+
+def _say(options: StateOptions, entries: list[Entry], sparse: set[str]) -> None:
+    """Logs how the parameters travel."""
+    coded = [entry for entry in entries if entry.rank is not None and entry.key not in sparse]
+    factors = sum(entry.rank != 0 for entry in coded)
+    logger.info(
+        "ddp: %d parameters (%d elements) travel by %s%s; %d exact%s",
+        len(coded),
+        sum(entry.parameter.numel() for entry in coded),
+        options.codec,
+        f", {factors} of them as factors of rank {options.rank}" if options.rank else "",
+        len(entries) - len(coded),
+        f", for their gradients are sparse: {', '.join(sorted(sparse))}" if sparse else "",
+    )
 
 
 def _text(table: torch.Tensor | None) -> str:
