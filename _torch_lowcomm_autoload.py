@@ -1,6 +1,7 @@
 """Makes `backend="lowcomm"` and `init_method="lowcomm://…"` known to torch.
 
-torch calls it at the end of `import torch` (entry point group `torch.backends`).
+torch calls it at the end of `import torch` (entry point group `torch.backends`); from 2.14 on also where a group asks for the
+name and nothing has registered it (`torch.distributed.backends`).
 
 It also runs in launchers and in programs that never use lowcomm. So it registers a name, imports nothing heavy, starts no
 thread and never breaks `import torch`: a failure here becomes a warning. The package itself is imported when the first
@@ -37,7 +38,8 @@ def register_backend() -> None:
     """Registers the backend's name with torch.distributed; raises torch's errors. It may be called any number of times."""
     import torch.distributed as dist
 
-    if dist.is_available() and not dist.is_backend_available("lowcomm"):
+    # Not by is_backend_available(): since 2.14 that looks for the entry point, which calls this.
+    if dist.is_available() and "lowcomm" not in dist.Backend.backend_list:
         dist.Backend.register_backend("lowcomm", _create, extended_api=True, devices=["cpu", "cuda"])
         dist.register_rendezvous_handler("lowcomm", _rendezvous)
 
