@@ -1,7 +1,7 @@
 """What tests use beyond Python, a compiler and CMake. Without one of these its tests are skipped, and the summary says so.
 
 python3 tests/optional.py debian    the Debian packages that are missing here, for apt-get
-python3 tests/optional.py pip       the Python packages that recipes need, for pip
+python3 tests/optional.py pip       the Python packages that recipes need, for pip; not those that are LARGE
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ PIP = {
     "pytorch_lightning": "pytorch-lightning",
     "lightning": "pytorch-lightning",
     "torchft": "torchft-nightly",
+    "deepspeed": "deepspeed",
+    "yaml": "PyYAML",
+    "ray": "ray[train]",
 }
+# With what it needs, ray is 150 MB to load and 500 MB on disk.
+LARGE = {"ray"}
 
 
 def is_there(what: str) -> bool:
@@ -41,6 +46,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["debian"]:
         print(*sorted({package for what, package in DEBIAN.items() if not is_there(what)}))
     elif sys.argv[1:] == ["pip"]:
-        print(*sorted(set(PIP.values())))
+        print(*sorted({package for module, package in PIP.items() if module not in LARGE}))
     else:
         sys.exit(__doc__)

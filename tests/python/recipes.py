@@ -1,22 +1,32 @@
 """Runs the programs of docs/recipes.md as the page has them, under launchers of their own, and checks what they leave."""
 
+import importlib.util
 import pathlib
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import ranks
 import torch
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEADLINE_S = 180.0
-_QUIET = {
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
 }
+
+
+def needs(*packages):
+    """Skips the test where one of these is not installed, with the command that installs them."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}: pip install {' '.join(missing).replace('_', '-')}")
 
 
 def program(title):
@@ -44,17 +54,8 @@ def launch(tmp_path, title, launchers, *, start="train.py", restarts=0):
     def run(job):
         size, env, folder = job
         logs = ["--log-dir=log", "--redirects=3"]
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={size}",
-            f"--max-restarts={restarts}",
-            *logs,
-            tmp_path / start,
-        ]
-        return ranks.run_command(command, deadline_s=DEADLINE_S, cwd=folder, env=_QUIET | env)
+        command = [*TORCHRUN, f"--nproc-per-node={size}", f"--max-restarts={restarts}", *logs, tmp_path / start]
+        return ranks.run_command(command, deadline_s=DEADLINE_S, cwd=folder, env=QUIET | env)
 
     with ThreadPoolExecutor(len(launchers)) as pool:
         return list(pool.map(run, launchers))

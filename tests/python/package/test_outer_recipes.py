@@ -1,6 +1,5 @@
 """The outer loops of docs/recipes.md: torchruns of real sites, which end with the same bits after fewer bytes."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -14,12 +13,6 @@ from torch import nn
 import torch_lowcomm as lc
 
 _ELEMENTS = 64 * 256 + 256 + 256 * 8 + 8
-
-
-def _needs(*packages):
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)}: pip install {' '.join(missing).replace('_', '-')}")
 
 
 def _expect_trained(ended, folder, ranks_a_site):
@@ -62,7 +55,7 @@ def test_fsdp2_loop(tmp_path):
 
 @pytest.mark.slow
 def test_accelerate(tmp_path, store):
-    _needs("accelerate")
+    recipes.needs("accelerate")
     _two_sites(tmp_path, store, "Accelerate", ranks_a_site=2)
     _expect_one_model([torch.load(tmp_path / f"{site}.pt") for site in "ab"])
 
@@ -70,7 +63,7 @@ def test_accelerate(tmp_path, store):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_a_site", [1, 2])
 def test_trainer(tmp_path, store, ranks_a_site):
-    _needs("transformers", "accelerate")
+    recipes.needs("transformers", "accelerate")
     _two_sites(tmp_path, store, "Hugging Face Trainer", ranks_a_site=ranks_a_site)
     from safetensors.torch import load_file
 
@@ -79,7 +72,7 @@ def test_trainer(tmp_path, store, ranks_a_site):
 
 @pytest.mark.slow
 def test_lightning(tmp_path, store):
-    _needs("pytorch_lightning")
+    recipes.needs("pytorch_lightning")
     said = _two_sites(tmp_path, store, "Lightning", ranks_a_site=2)
     _expect_one_model([torch.load(tmp_path / f"{site}.ckpt", weights_only=True)["state_dict"] for site in "ab"])
     validated = re.findall(r"validated (.*)", said)

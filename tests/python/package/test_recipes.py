@@ -1,16 +1,10 @@
 """README's recipes as a user runs them: torchrun, two ranks on the CPU, gradients coded, all ranks bit-identical."""
 
-import importlib.util
-import sys
-import textwrap
-
 import pytest
 import ranks
+import recipes
 
-DEADLINE_S = 180.0
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-POLICY = {"LOWCOMM_POLICY": "all_reduce=qsgd8:bucket=1024", "LOWCOMM_MIN_BYTES": "0", "OMP_NUM_THREADS": "1"}
-QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+POLICY = {"LOWCOMM_POLICY": "all_reduce=qsgd8:bucket=1024", "LOWCOMM_MIN_BYTES": "0"}
 
 # The model that every recipe trains, and the line at its end.
 _MODEL = """
@@ -135,10 +129,9 @@ state = lc.ddp.State(codec="sym8:bucket=128")
 
 def _recipe(tmp_path, body, *, run=()):
     script = tmp_path / "train.py"
-    script.write_text(_MODEL + textwrap.dedent(body))
-    ended = ranks.run_command(
-        [*TORCHRUN, *run, script, tmp_path], deadline_s=DEADLINE_S, cwd=tmp_path, env={**POLICY, **QUIET}
-    )
+    script.write_text(_MODEL + body)
+    command = [*recipes.TORCHRUN, "--nproc-per-node=2", *run, script, tmp_path]
+    ended = ranks.run_command(command, deadline_s=recipes.DEADLINE_S, cwd=tmp_path, env=recipes.QUIET | POLICY)
     assert ended.code == 0, ended.text
     said = [(tmp_path / f"said{rank}").read_text().split() for rank in range(2)]
     assert said[0] == said[1], "ranks end with different weights"
@@ -162,8 +155,5 @@ def test_a_stock_ddp_script(tmp_path):
     ids=["Accelerate", "Hugging Face Trainer", "Lightning", "Lightning with the hook"],
 )
 def test_a_framework(tmp_path, package, body):
-    needed = [package, "accelerate"] if package == "transformers" else [package]
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)}: pip install {' '.join(needed).replace('_', '-')}")
+    recipes.needs(*([package, "accelerate"] if package == "transformers" else [package]))
     _recipe(tmp_path, body)
