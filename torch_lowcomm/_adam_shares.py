@@ -42,8 +42,10 @@ class AdamShares:
         held = {str(number): tensor for number, tensor in enumerate(self._tensors)}
         self._levels.expect_same("parameters", f"checksum {checksum(held)}")
 
-    def gradients(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Returns this rank's parts of the host's average of gradients, float32; None counts as zeros."""
+    def gradients(self, gradients: Sequence[torch.Tensor | None], scale: float) -> list[torch.Tensor]:
+        """Returns this rank's parts of the host's average of `scale` times the gradients, float32; None counts as zeros. Each
+        rank has a scale of its own: gradient scalers differ once a gradient of one rank has not been finite.
+        """
         lengths = [tensor.numel() for tensor in self._tensors]
         device = self._tensors[0].device if self._tensors else None
         flats = torch.zeros(sum(lengths), device=device).split(lengths)
@@ -51,6 +53,8 @@ class AdamShares:
             if gradient is not None:
                 flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(gradient)
         whole = flats[0].as_strided((sum(lengths),), (1,), 0) if flats else torch.zeros(0)
+        if scale != 1:
+            whole.mul_(scale)
         self._levels.average_inside(whole)
         mine = []
         for flat, tensor, parts in zip(flats, self._tensors, self._parts, strict=True):
@@ -68,7 +72,8 @@ class AdamShares:
         def settle(not_finite: str) -> str:
             nonlocal asked
             asked = True
-            return self._levels.settle("QuantizedAdam", None, not_finite)
+            # Of the host's average: which of its ranks it was is not known.
+            return self._levels.settle("QuantizedAdam", None, not_finite.replace(" on this rank", " on this host"))
 
         try:
             run(settle)

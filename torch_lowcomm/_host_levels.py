@@ -33,6 +33,7 @@ class HostLevels:
     def __init__(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
         host, self.place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
         self.hosts, self.ranks = table.shape
+        self._order = table[:, self.place].argsort().tolist()  # hosts by their ranks in `between`
         # Hosts first on every rank: each group is made with its own members only.
         self.inside = _new_group(table[host].tolist(), timeout, "")
 
@@ -85,7 +86,9 @@ class HostLevels:
         this place; by default the group's policy does.
         """
         column = input.new_empty(self.hosts, input.numel())  # of the ranks at this place of every host
-        gather = between or (lambda column: dist.all_gather(list(column), input.reshape(-1), group=self.between))
+        gather = between or (
+            lambda column: dist.all_gather(self._ordered(column), input.reshape(-1), group=self.between)
+        )
         self.run_between(
             "all_gather",
             lambda: gather(column),
@@ -113,12 +116,15 @@ class HostLevels:
             self.reduce_inside(column, list(by_place), op)
         else:
             column.copy_(by_place[0])
-        reduce = between or (lambda column: dist.reduce_scatter(output, list(column), op, group=self.between))
+        reduce = between or (lambda column: dist.reduce_scatter(output, self._ordered(column), op, group=self.between))
         self.run_between(
             "reduce_scatter",
             lambda: reduce(column),
             alone=lambda: output.copy_(column.view_as(output)),
         )
+
+    def _ordered(self, column: torch.Tensor) -> list[torch.Tensor]:
+        return [column[host] for host in self._order]
 
     def reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
         """Reduces the inputs of this host's ranks, one for each of them, exactly."""

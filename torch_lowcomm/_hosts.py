@@ -45,12 +45,14 @@ def hosts_of(who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str) -> t
 
 
 def table_of_mesh(who: str, mesh: DeviceMesh) -> torch.Tensor:
-    """Returns the table of a mesh [hosts, ranks of a host]; one of other dimensions, or without this rank, is a ValueError."""
+    """Returns the table of a mesh [hosts, ranks of a host], of which each host's ranks ascend, as new_group numbers them; one of
+    other dimensions, or without this rank, is a ValueError.
+    """
     if mesh.ndim != 2:
         raise ValueError(f"{who}: hosts: expected a mesh [hosts, ranks of a host], got {mesh.ndim} dimensions")
     if mesh.get_coordinate() is None:
         raise ValueError(f"{who}: hosts: expected a mesh with rank {dist.get_rank()} in it, got {mesh.mesh.tolist()}")
-    return mesh.mesh.cpu()
+    return mesh.mesh.cpu().sort(dim=1).values
 
 
 def rows_of(backend: _C.LowcommBackend) -> list[list[int]]:

@@ -172,8 +172,8 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             The closure's result, or None.
 
         Raises:
-            ValueError: A gradient is sparse or has another shape; or gradients are not finite: on this rank, or on another,
-                which the message says with the parameter's name. Nothing has changed on any rank.
+            ValueError: A gradient is sparse or has another shape; or gradients are not finite: on this rank (over hosts:
+                this host), or on another, which the message says with the parameter's name. Nothing has changed on any rank.
             DistBackendError: Ranks differ (what differs first is named), or a peer or the network failed. Nothing has changed.
         """
         result = None
@@ -193,20 +193,20 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         expect_usable(
             "QuantizedAdam", self.param_groups, self._trained, lambda p: f"a tensor of shape {tuple(p.shape)}"
         )
-        scale = getattr(self, "grad_scale", None)
+        given = getattr(self, "grad_scale", None)
+        scale = 1.0 if given is None else inverse_of(given)
         gradients = [None if p.grad is None else local(p.grad) for p in self._trained]
         make = functools.partial(
             self._core.step,
             rules=rules_of(self.param_groups),
-            scale=1.0 if scale is None else inverse_of(scale),
             skip=hasattr(self, "found_inf"),
         )
         if self._shares is None:
-            make(gradients)
+            make(gradients, scale=scale)
         else:
             self._shares.expect_here([local(p) for p in self._trained])
-            mine = self._shares.gradients(gradients)
-            self._shares.step(lambda settle: make(mine, settle=settle))
+            mine = self._shares.gradients(gradients, scale)
+            self._shares.step(lambda settle: make(mine, scale=1.0, settle=settle))
         self._warm_up.stepped(self.param_groups, self.state, self._names)
         return result
 

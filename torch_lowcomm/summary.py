@@ -103,6 +103,7 @@ def _mb(count: int) -> str:
 def print_at_exit(environment: Mapping[str, str]) -> None:
     """Where LOWCOMM_SUMMARY is 1, prints the summary on stderr when the process of global rank 0 ends."""
     if environment.get("LOWCOMM_SUMMARY") == "1":
+        atexit.unregister(_print)  # once, though `run --summary` asks again
         atexit.register(_print)
 
 

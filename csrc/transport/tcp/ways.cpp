@@ -29,6 +29,7 @@ constexpr uint32_t kDecided = 0xffffffff;     // a tag of the control channel: n
 constexpr size_t kFirstBytes = 32 << 10;      // in which TCP finds the link's rate, more or less
 constexpr size_t kTimedBytes = 128 << 10;
 constexpr auto kPatience = 300ms;
+constexpr auto kLongest = 5s;  // of a message: a way that connects and drops large packets is none
 constexpr double kTimesAsFast = 1.5;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -78,15 +79,13 @@ class Channels {
   std::vector<std::shared_ptr<Link>> links_;
 };
 
-// Seconds of a message over a channel.
-double timeOf(Endpoint& endpoint, Link& link, Clock::time_point end) {
-  const std::vector<std::byte> bytes(kTimedBytes);
+// Seconds of a message over a channel, which may read `bytes` until it ends.
+double timeOf(Endpoint& endpoint, Link& link, std::span<const std::byte> bytes, Clock::time_point end) {
   Clock::time_point begin;
   try {
     for (const size_t size : {kFirstBytes, kTimedBytes}) {
       begin = Clock::now();
-      const auto sent =
-          link.channel.send(static_cast<uint32_t>(size), std::span(bytes).first(size), endpoint.takePlace());
+      const auto sent = link.channel.send(static_cast<uint32_t>(size), bytes.first(size), endpoint.takePlace());
       endpoint.wake();
       sent->wait(link.route().peer, left(end));
     }
@@ -99,6 +98,7 @@ double timeOf(Endpoint& endpoint, Link& link, Clock::time_point end) {
 // Of each way the seconds of a message.
 std::vector<double> measure(Endpoint& endpoint, const Route& route, const Addresses& ways, Link& control,
                             Clock::time_point end) {
+  const std::vector<std::byte> bytes(kTimedBytes);
   Channels channels(endpoint);
   std::ptrdiff_t dialled = 0;
   const auto& own = endpoint.addresses();
@@ -117,8 +117,10 @@ std::vector<double> measure(Endpoint& endpoint, const Route& route, const Addres
     found = channels.connected();
   }
   std::vector<double> seconds;
-  for (Link* link : found)
-    seconds.push_back(!link ? kNever : count() == 1 ? 0 : timeOf(endpoint, *link, end));
+  for (Link* link : found) {
+    const auto longest = std::min(end, Clock::now() + kLongest);
+    seconds.push_back(!link ? kNever : count() == 1 ? 0 : timeOf(endpoint, *link, bytes, longest));
+  }
   return seconds;
 }
 
@@ -172,14 +174,14 @@ void takeFastestWay(Endpoint& endpoint, Route& route, Link& control, Clock::time
   }
   std::stable_partition(route.addresses.begin(), route.addresses.end(),
                         [&](const auto& address) { return address.first == *taken; });
-  const std::byte word{};
-  const auto sent = control.channel.send(kDecided, {&word, 1}, endpoint.takePlace());
+  // Empty: the control channel may outlive a wait that an error ends, and the memory of what it waits for.
+  const auto sent = control.channel.send(kDecided, {}, endpoint.takePlace());
   endpoint.wake();
   sent->wait(route.peer, left(end));
 }
 
 void offerWays(Endpoint& endpoint, const Route& route, size_t ways, Link& control, Clock::time_point end) {
-  std::vector<std::byte> room(ways * kTimedBytes), word(1);
+  std::vector<std::byte> room(ways * kTimedBytes);
   Channels channels(endpoint);  // which touch the room no more when they have ended
   for (size_t way = 0; way < ways; ++way) {
     Link& link = channels.add(route, {});
@@ -187,7 +189,7 @@ void offerWays(Endpoint& endpoint, const Route& route, size_t ways, Link& contro
     for (const size_t size : {kFirstBytes, kTimedBytes})
       link.channel.receive(static_cast<uint32_t>(size), here.first(size));
   }
-  const auto decided = control.channel.receive(kDecided, word);
+  const auto decided = control.channel.receive(kDecided, {});
   if (decided->came_early) endpoint.wake();
   while (!decided->ended() && Clock::now() < end) {
     runSignalHandlers();

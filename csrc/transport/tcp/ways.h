@@ -20,8 +20,9 @@ bool isWay(const std::string& address);
 // Two ranks whose control channel is connected find out by which of the accepting rank's ways messages travel fastest,
 // once for every two processes; both call it where that rank has two or more, before `end`, which is of the group's
 // making. The dialling rank connects by each way, over channels for this alone, and times a message of 128 KiB over
-// each, one after the other; a way that does not connect within a third of a second and some round trips counts as
-// none. It then tells the other which it takes: the first, unless another one is 1.5 times as fast.
+// each, one after the other; a way that does not connect within a third of a second and some round trips, or takes
+// more than 5 seconds, counts as none. It then tells the other which it takes: the first, unless another one is 1.5
+// times as fast.
 //
 // `route` is that of the two, `control` their control channel. Throws the TransportError that `control` fails with.
 

@@ -13,7 +13,7 @@ import torch_lowcomm as lc
 
 CODEC = "sym4:bucket=128"
 WAYS = [{"codec": CODEC}, {"codec": CODEC, "rank": 4, "projection_codec": "sym8:bucket=128"}, {"codec": "qsgd8"}]
-HOSTS = [[0, 2], [1, 3]]
+HOSTS = [[2, 0], [1, 3]]
 
 
 def made(hosts=HOSTS, **options):
