@@ -25,7 +25,18 @@ class AdamShares:
                 f"QuantizedAdam: {name}: expected memory without gaps, got strides {tensor.stride()} of shape "
                 f'{tuple(tensor.shape)}: pass contiguous parameters, or hosts="flat"'
             )
+        first = self._tensors[0] if self._tensors else tensor
+        if tensor.device != first.device:
+            raise ValueError(
+                f"QuantizedAdam: {name}: expected parameters of one device, {first.device}, got {tensor.device}: pass "
+                'hosts="flat"'
+            )
         return self._cut(len(self._tensors) + number, tensor)[self._levels.place]
+
+    @property
+    def key(self) -> str:
+        """What names of this rank's state begin with, in a checkpoint."""
+        return f"share{self._levels.place}of{self._levels.ranks}."
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
         """Adds parameters, of which the core has this rank's parts."""

@@ -12,6 +12,7 @@ from torch_lowcomm._copies import FIELDS
 from torch_lowcomm._fresh_store import fresh_store
 from torch_lowcomm._log import logger
 from torch_lowcomm.codec import caution_of_policy
+from torch_lowcomm.summary import note_rank
 
 
 def make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
@@ -53,6 +54,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         make_nccl,
         _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
     )
+    note_rank(backend.options.global_ranks_in_group[o.group_rank])
     _announce(backend, o.group_rank, o.group_size)
     return backend
 

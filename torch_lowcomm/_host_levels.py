@@ -25,6 +25,7 @@ class HostLevels:
         between: The ranks at this rank's place of every host.
         hosts: Number of hosts.
         ranks: Number of ranks of a host.
+        rows: The table as lists.
         place: This rank's place on its host.
     """
 
@@ -33,6 +34,7 @@ class HostLevels:
     def __init__(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
         host, self.place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
         self.hosts, self.ranks = table.shape
+        self.rows: list[list[int]] = table.tolist()
         self._order = table[:, self.place].argsort().tolist()  # hosts by their ranks in `between`
         # Hosts first on every rank: each group is made with its own members only.
         self.inside = _new_group(table[host].tolist(), timeout, "")

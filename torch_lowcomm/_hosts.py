@@ -12,19 +12,21 @@ from torch_lowcomm._log import logger
 AUTO, FLAT = "auto", "flat"
 
 
-def hosts_of(who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str) -> torch.Tensor | None:
+def hosts_of(who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str | list[list[int]]) -> torch.Tensor | None:
     """Returns the table of a group's hosts; None where every rank is to send for itself.
 
     Args:
         who: Begins the errors.
         backend: The group's.
         hosts: "auto": what the machines' kernels say, if several hosts have several ranks, each as many; "flat": None; or a
-            mesh of the group's ranks, whose first dimension goes along hosts.
+            mesh of the group's ranks, whose first dimension goes along hosts; or the rows of a table, which a copy has.
 
     Raises:
         TypeError: `hosts` is of another type.
         ValueError: Another text, or a mesh of other dimensions or ranks.
     """
+    if isinstance(hosts, list):
+        return torch.tensor(hosts)
     if not isinstance(hosts, DeviceMesh | str):
         raise TypeError(f"{who}: hosts: expected {AUTO!r}, {FLAT!r} or a DeviceMesh, got {type(hosts).__name__}")
     if isinstance(hosts, DeviceMesh):

@@ -226,17 +226,17 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         Save one on each rank, by `torch.save` or `torch.distributed.checkpoint`: residuals are a rank's own.
 
         Returns:
-            As torch's optimizers. Over hosts a rank has the moments of its share alone, as "rank<r>.exp_avg" and so on, and of
-            some parameters no element. The state of a parameter is {"step", "variance_step" (the steps in which v has changed),
+            As torch's optimizers. The state of a parameter is {"step", "variance_step" (the steps in which v has changed),
             "exp_avg" (m), "exp_avg_sq" (v), "rank<r>.residual" (r: this rank), and "rounding" of other types than float32, all
-            float32, the optimizer's own memory; "rank<r>.crc", a checksum of them}.
+            float32, the optimizer's own memory; "rank<r>.crc", a checksum of them}. Over hosts a rank has the moments of its
+            share alone, of some parameters no element: "rank<r>.share<place>of<ranks of a host>.exp_avg" and so on.
         """
         numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        shared = self._shares is not None
+        share = None if self._shares is None else self._shares.key
         return {
             "state": {
                 numbers[id(p)]: _summed(
-                    {_key(name, shared): tensor if shared else _like(p, name, tensor) for name, tensor in state.items()}
+                    {_key(name, share): tensor if share else _like(p, name, tensor) for name, tensor in state.items()}
                 )
                 for p, state in zip(self._trained, self._core.state(), strict=True)
             },
@@ -252,14 +252,16 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         """
         try:
             with loading(self, state_dict, self._trained) as found:
-                shared = self._shares is not None
-                if any(("exp_avg" in state) == shared for state in found if _key("residual") in state):
-                    raise ValueError(
-                        "QuantizedAdam: load_state_dict: expected the state of a run with the same hosts=, got moments of "
-                        f"{'whole parameters' if shared else 'a share of the parameters'}"
-                    )
+                share = None if self._shares is None else self._shares.key
+                moment = _key("exp_avg", share)
+                for state in found:
+                    if _key("residual") in state and moment not in state:
+                        raise ValueError(
+                            f"QuantizedAdam: load_state_dict: expected {moment!r}, as a run has with the same hosts=, got "
+                            f"{sorted(state)}"
+                        )
                 states = [_checked(dict(state)) for state in found]
-                own = {_key(name, shared): name for name in ("residual", *_MOMENTS)}
+                own = {_key(name, share): name for name in ("residual", *_MOMENTS)}
                 self._core.load(
                     [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
                 )
@@ -291,9 +293,12 @@ def _plain(state: Any) -> Any:
     return local(state) if isinstance(state, torch.Tensor) else state
 
 
-def _key(name: str, shared: bool = False) -> str:
+def _key(name: str, share: str | None = None) -> str:
     """A residual is this rank's own, as moments of a share are, and distributed checkpoints keep one tensor of a name."""
-    return f"rank{dist.get_rank()}.{name}" if name == "residual" or (shared and name in _MOMENTS) else name
+    if share and name in _MOMENTS:
+        name = f"{share}{name}"
+    own = name == "residual" or name.startswith("share")
+    return f"rank{dist.get_rank()}.{name}" if own else name
 
 
 def _crc() -> str:

@@ -2,7 +2,6 @@
 
 import atexit
 import dataclasses
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +21,7 @@ _HEADS = (
     "slowest",
 )
 _WIDTH = 12
+_rank: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,12 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:.3g}" if count < 1e8 else f"{count / 1e6:.0f}"
 
 
+def note_rank(rank: int) -> None:
+    """Keeps the global rank of this process, which its first group tells."""
+    global _rank
+    _rank = rank if _rank is None else _rank
+
+
 def print_at_exit(environment: Mapping[str, str]) -> None:
     """Where LOWCOMM_SUMMARY is 1, prints the summary on stderr when the process of global rank 0 ends."""
     if environment.get("LOWCOMM_SUMMARY") == "1":
@@ -108,5 +114,5 @@ def print_at_exit(environment: Mapping[str, str]) -> None:
 
 
 def _print() -> None:
-    if os.environ.get("RANK", "0") == "0" and (found := summary()).ops:
+    if not _rank and (found := summary()).ops:
         sys.stderr.write(f"{found}\n")

@@ -283,12 +283,12 @@ c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int ra
 void LowcommBackend::leaveRegistry() {
   Registry::Entry entry{nullptr, Weak(c10::intrusive_ptr<LowcommBackend>())};
   std::lock_guard<std::mutex> lock(registry().mutex);
+  if (!std::exchange(left_, true)) addTo(registry().past, parts_.group);
   auto found = registry().backends.find(parts_.group.name());
   // A later group may have taken the name.
   if (found == registry().backends.end() || found->second.who != this) return;
   std::swap(found->second, entry);
   registry().backends.erase(found);
-  addTo(registry().past, parts_.group);
 }
 
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {

@@ -130,6 +130,7 @@ class LowcommBackend : public BackendOps {
   void leaveRegistry();
 
   const MakeNccl make_;
+  bool left_ = false;  // the registry; under its lock
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

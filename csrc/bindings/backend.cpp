@@ -100,8 +100,8 @@ py::object samplesOf(const OpStats& stats) {
   return entry;
 }
 
-// By op; `own` is this rank among the peers.
-py::dict dictOf(const std::map<std::string, OpStats>& all, int own) {
+// By op; `this_rank` is not among the peers.
+py::dict dictOf(const std::map<std::string, OpStats>& all, int this_rank) {
   py::dict ops;
   for (const auto& [op, s] : all) {
     py::dict entry;
@@ -125,7 +125,7 @@ py::dict dictOf(const std::map<std::string, OpStats>& all, int own) {
     entry["decode_s"] = s.decode_s;
     py::dict waits;
     for (size_t rank = 0; rank < s.wait_by_peer_s.size(); ++rank) {
-      if (static_cast<int>(rank) != own) waits[py::int_(rank)] = s.wait_by_peer_s[rank];
+      if (static_cast<int>(rank) != this_rank) waits[py::int_(rank)] = s.wait_by_peer_s[rank];
     }
     entry["wait_by_peer"] = waits;
     entry["straggler"] = s.straggler();

@@ -50,7 +50,7 @@ class State:
     does not depend on its bucket.
 
     A step changes all of the state or none. Where any gradient of any rank has a NaN or an infinity, every rank gets NaN or
-    infinities there (with `rank`, in all gradients of the bucket that are sent as factors).
+    infinities there (with `rank`, in all gradients of the bucket that are sent as factors, over hosts by the same rank).
 
     Where every host has several ranks, one coded copy a host crosses its link: gradients are averaged exactly inside a host, each
     of its ranks sends a share of the average to the ranks at its place of the other hosts (a matrix with factors as a whole),
@@ -101,7 +101,8 @@ class State:
         grad_scaler: torch.amp.GradScaler | None = None,
         hosts: DeviceMesh | str = AUTO,
     ) -> None:
-        self._group, self._scaler, self._hosts = process_group, grad_scaler, hosts
+        self._group, self._scaler = process_group, grad_scaler
+        self._hosts: DeviceMesh | str | list[list[int]] = hosts
         self._start()
         connected = process_group is not None or dist.is_initialized()
         backend = backend_of(process_group) if connected else None
@@ -222,7 +223,7 @@ class State:
         backend, parameters = self._on_group().backend, self._on_group().parameters
         state = {
             "world_size": backend.size(),
-            "hosts": self._on_group().way.shape,
+            "hosts": self._on_group().way.rows,
             "steps": self._steps,
             "grad_scale": self._scale,
             **self._options.of_state(),
@@ -239,7 +240,7 @@ class State:
                 A parameter that is not known yet raises it when it comes.
         """
         backend, parameters = self._on_group().backend, self._on_group().parameters
-        fixed = {"world_size": backend.size(), "hosts": self._on_group().way.shape, **self._options.of_state()}
+        fixed = {"world_size": backend.size(), "hosts": self._on_group().way.rows, **self._options.of_state()}
         for name, value in fixed.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
@@ -262,7 +263,7 @@ class State:
             named, tensors = parameters.named(), parameters.state_dict()
         return {
             "options": self._options,
-            "hosts": self._hosts if isinstance(self._hosts, str) else AUTO,  # a mesh is of this process
+            "hosts": self._hosts if self._connected is None else self._connected.way.rows,
             "scaler": self._scaler,
             "steps": self._steps,
             "scale": self._scale,

@@ -11,6 +11,7 @@ from torch.futures import Future, collect_all
 
 from torch_lowcomm import _C
 from torch_lowcomm._host_levels import HostLevels
+from torch_lowcomm._hosts import FLAT
 from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.ddp.parameters import Entry, StateOptions
 from torch_lowcomm.groups import exact
@@ -25,9 +26,9 @@ class Way:
     queue: OpQueue | None  # with levels
 
     @property
-    def shape(self) -> list[int]:
-        """[hosts, ranks of a host], or [ranks] of the group."""
-        return [self.group.size()] if self.levels is None else [self.levels.hosts, self.levels.ranks]
+    def rows(self) -> str | list[list[int]]:
+        """The global ranks of each host, or "flat"."""
+        return FLAT if self.levels is None else self.levels.rows
 
     @property
     def coding(self) -> dist.ProcessGroup:

@@ -1,5 +1,6 @@
 """lc.ddp over hosts of several ranks: exact inside a host, one coded copy a host between them, each rank a share of it."""
 
+import copy
 import os
 
 import ddp_model
@@ -134,8 +135,11 @@ def test_a_resumed_run_goes_on_with_the_same_bits(r, options):
     ddp_model.loss_of(other, r.rank, 9, spare=True).backward()
     for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad), name
+    again.state.load_state_dict(kept)
+    copied = copy.deepcopy(again.state)
+    assert all(torch.equal(t, kept[name]) for name, t in copied.state_dict().items() if isinstance(t, torch.Tensor))
     _, flat = made("flat", **options)
-    with pytest.raises(ValueError, match=r"hosts: expected \[4\], got \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"hosts: expected flat, got \[\[0, 2\], \[1, 3\]\]"):
         flat.state.load_state_dict(kept)
 
 

@@ -23,13 +23,13 @@ way = state._connected.way
 two = lc.TwoLevel()
 sharded = torch.distributed.fsdp.fully_shard(torch.nn.Linear(64, 64))
 over_hosts = lc.fsdp.quantize(sharded).hosts is not None
-print(json.dumps([way.shape, adam._shares is not None, over_hosts, dist.get_process_group_ranks(two.inside)]))
+print(json.dumps([way.rows, adam._shares is not None, over_hosts, dist.get_process_group_ranks(two.inside)]))
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("sizes", "shape"), [((2, 2), [2, 2]), ((1, 1), [2])])
-def test_hosts_are_found_by_their_network_namespaces(sizes, shape):
+@pytest.mark.parametrize(("sizes", "rows"), [((2, 2), [[0, 1], [2, 3]]), ((1, 1), "flat")])
+def test_hosts_are_found_by_their_network_namespaces(sizes, rows):
     """Two hosts of the lab: what ranks of one host find without a word of the program."""
     expect_labs()
     with Lab(hosts=2, rate="unshaped") as lab:
@@ -47,8 +47,8 @@ def test_hosts_are_found_by_their_network_namespaces(sizes, shape):
             assert [one.code for one in job.wait(120)] == [0], job.output(0)
             found = json.loads(job.output(0).splitlines()[-1])
             host = rank // sizes[0]
-            over_hosts = len(shape) == 2
-            assert found == [shape, over_hosts, over_hosts, [sizes[0] * host + place for place in range(sizes[host])]]
+            over_hosts = rows != "flat"
+            assert found == [rows, over_hosts, over_hosts, [sizes[0] * host + place for place in range(sizes[host])]]
 
 
 class Found:

@@ -156,7 +156,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits(r):
     train(again, other, r.rank, range(WARM + 3, WARM + 6))
     assert torch.equal(weights(again), weights(model))
     _, flat = made("flat", dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="same hosts=, got moments of a share"):
+    with pytest.raises(ValueError, match="expected 'exp_avg', as a run has with the same hosts="):
         flat.load_state_dict(kept)
 
 
