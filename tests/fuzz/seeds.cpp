@@ -50,6 +50,7 @@ constexpr const char* kCodecs[] = {
     "bf16",
     "topk",
     "topk:keep=0.01,values=qsgd4",
+    "topk:chunk=64,keep=8,values=sym2",
     "logbyte",
     "log9",
     "levels3:bucket=64",
