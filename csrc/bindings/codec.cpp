@@ -198,7 +198,7 @@ void bindCodec(py::module_& m) {
           "Bits of a code; 0 for codecs that are no grid.")
       .def_property_readonly(
           "bucket", [](const BoundCodec& self) { return self.spec().axis == Axis::flat ? self.spec().bucket : 0; },
-          "Elements that share a scale; 0 for codecs that are no grid, for ``bucket=tensor`` and ``axis=channel``.")
+          "Elements that share a scale, topk's chunk; 0 for codecs with neither, ``bucket=tensor``, ``axis=channel``.")
       .def("__repr__", [](const BoundCodec& self) { return "codec('" + self.spec().str() + "')"; });
   bindLevels(m);
 }

@@ -65,6 +65,7 @@ std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable&
   if (isGrid(spec.id) && spec.axis == Axis::channel) return makeChannelCodec(spec, table);
   if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, table);
   if (isCast(spec.id)) return makeCastCodec(spec, table);
+  if (spec.id == CodecId::topk && spec.bucket != 0) return makeChunkedTopkCodec(spec, table);
   if (spec.id == CodecId::topk) return makeTopkCodec(spec, table);
   if (spec.id == CodecId::logbyte || spec.id == CodecId::log9) {
     return makeScalarCodec(spec, table);

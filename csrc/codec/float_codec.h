@@ -81,6 +81,7 @@ std::shared_ptr<const Codec> makeChannelCodec(const CodecSpec& spec, const Kerne
 std::shared_ptr<const Codec> makeScalarCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeUnitCodec(const CodecSpec& spec, const KernelTable& table);
 std::shared_ptr<const Codec> makeTopkCodec(const CodecSpec& spec, const KernelTable& table);
+std::shared_ptr<const Codec> makeChunkedTopkCodec(const CodecSpec& spec, const KernelTable& table);
 
 // The elements themselves, little-endian, filled with zeros to a multiple of 64 bytes. Takes every element type.
 class NoneCodec final : public Codec {

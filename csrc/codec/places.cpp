@@ -102,4 +102,55 @@ void readPlaces(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, u
   }
 }
 
+void writeChunkPlaces(std::byte* to, const uint16_t* places, size_t k, int low_bits) {
+  std::memset(to, 0, chunkPlacesBytes(k, low_bits));
+  for (size_t i = 0; i < k; ++i) {
+    const size_t bit = (static_cast<size_t>(places[i]) >> low_bits) + i;
+    to[bit / 8] |= std::byte{1} << bit % 8;
+  }
+  to += (2 * k + 7) / 8;
+  uint64_t waiting = 0;
+  int bits = 0;
+  for (size_t i = 0; i < k; ++i) {
+    waiting |= (uint64_t{places[i]} & ((1u << low_bits) - 1)) << bits;
+    for (bits += low_bits; bits >= 8; bits -= 8, waiting >>= 8)
+      *to++ = static_cast<std::byte>(waiting);
+  }
+  if (bits > 0) *to = static_cast<std::byte>(waiting);
+}
+
+void readChunkPlaces(uint16_t* places, const std::byte* from, size_t k, int low_bits, size_t n,
+                     const std::string& codec, uint64_t chunk) {
+  const auto refuse = [&](const std::string& expected, uint64_t limit, uint64_t got) {
+    fail(codec, "places of chunk " + std::to_string(chunk) + ": expected " + expected, limit, got);
+  };
+  const size_t unary = (2 * k + 7) / 8;
+  size_t found = 0, last = 0;
+  for (size_t at = 0; at < unary; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, from + at, std::min<size_t>(8, unary - at));
+    for (; word != 0; word &= word - 1, ++found) {
+      last = at * 8 + static_cast<size_t>(std::countr_zero(word));
+      if (found < k) places[found] = static_cast<uint16_t>((last - found) << low_bits);
+    }
+  }
+  if (found != k) refuse("", k, found);
+  if (last > 2 * k - 2) refuse("below ", n, (last - (k - 1)) << low_bits);  // all others are less
+
+  const std::byte* lows = from + unary;
+  const size_t width = static_cast<size_t>(low_bits), used = k * width;
+  uint32_t least = 0;  // that the next place may be
+  for (size_t i = 0; i < k; ++i) {
+    uint32_t word;
+    std::memcpy(&word, lows + i * width / 8, 4);
+    const uint32_t place = places[i] | (word >> i * width % 8 & ((1u << low_bits) - 1));
+    if (place < least) refuse("ascending ones, at least ", least, place);
+    least = place + 1;
+    places[i] = static_cast<uint16_t>(place);
+  }
+  if (least > n) refuse("below ", n, least - 1);
+  const auto unused = used % 8 == 0 ? 0 : std::to_integer<uint64_t>(lows[used / 8]) >> used % 8;
+  if (unused != 0) refuse("unused bits of ", 0, unused);
+}
+
 }  // namespace lowcomm

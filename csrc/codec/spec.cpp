@@ -23,6 +23,7 @@ std::string plainText(const CodecSpec& spec) {
   std::string options;
   if (spec.id == CodecId::topk) {
     const GridFamily* values = gridFamily(spec.values);
+    if (spec.bucket != 0) options += ",chunk=" + std::to_string(spec.bucket);
     options += ",keep=" + shortest(spec.keep) + ",values=" + (values ? std::string(values->name) : "none");
     if (values) options += std::to_string(spec.value_bits);
   }
@@ -124,7 +125,10 @@ CodecSpec valueSpec(const CodecSpec& topk) {
   CodecSpec spec;
   spec.id = topk.values;
   spec.bits = topk.value_bits;
-  if (family != nullptr) spec.bucket = family->default_bucket;
+  if (family != nullptr) {
+    spec.bucket = topk.bucket == 0 ? family->default_bucket : kChunkBucket;
+    if (topk.bucket != 0 && family->bf16()) spec.meta = Meta::bf16;
+  }
   spec.nonfinite = topk.nonfinite;
   return spec;
 }
@@ -136,11 +140,16 @@ namespace {
 std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily& family) {
   const std::string name(family.name);
   if (spec.bits != 0) return "bits: expected 0 with " + name + ", got " + std::to_string(spec.bits);
-  if (spec.bucket != 0) return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
+  if (spec.bucket != 0 && (spec.id != CodecId::topk || !isGridBucket(spec.bucket))) {
+    return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
+  }
   if (spec.nonfinite != Nonfinite::error && !family.nonfinite)
     return "nonfinite: expected none with " + name + ", got one";
   if (spec.id != CodecId::topk) return std::nullopt;
-  if (!isKeep(spec.keep)) return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep);
+  if (!isKeep(spec.keep, spec.bucket)) {
+    return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep) +
+           (spec.bucket == 0 ? "" : " of chunk=" + std::to_string(spec.bucket));
+  }
   const GridFamily* values = gridFamily(spec.values);
   if (!isValueFamily(values) || !isGridBits(*values, spec.value_bits)) {
     return "values: expected a grid codec, got codec " + std::to_string(static_cast<int>(spec.values)) + " of " +

@@ -43,15 +43,20 @@ constexpr bool isGridChannels(uint32_t channels) {
 
 // Numbers that a codec's options may have: the parser and misfit() use these functions.
 
-inline constexpr const char* kKeeps = "a share above 0 and at most 1";
-inline bool isKeep(double keep) {
-  return keep > 0 && keep <= 1;
+inline constexpr const char* kKeeps =
+    "a share above 0 and at most 1, or with chunk a power of two from 8 to half the chunk";
+inline bool isKeep(double keep, uint32_t chunk) {
+  if (chunk == 0) return keep > 0 && keep <= 1;
+  return keep >= 8 && keep <= chunk / 2 && std::has_single_bit(static_cast<uint32_t>(keep)) &&
+         keep == static_cast<uint32_t>(keep);
 }
 
 inline constexpr const char* kGains = "a factor of 0.001...1000";
 inline bool isGain(float gain) {
   return gain >= 1e-3f && gain <= 1e3f;
 }
+
+inline constexpr uint32_t kChunkBucket = 128;  // values of chunks that share a scale
 
 // Values of topk are one tensor of their own: on plain grids alone, for a rotation or a table serves a whole tensor.
 inline bool isValueFamily(const GridFamily* family) {
@@ -73,7 +78,8 @@ struct CodecSpec {
   CodecId id = CodecId::none;
   uint8_t bits = 0;  // isGridBits for grid codecs, 0 for none
   // Elements sharing one scale: isGridBucket for grid codecs, 0 for others. With axis=channel the number of channels C,
-  // or 0 where that is still to be taken from a tensor's last dimension (withChannels).
+  // or 0 where that is still to be taken from a tensor's last dimension (withChannels). Of topk the chunk, isGridBucket
+  // too, or 0 for the whole tensor.
   uint32_t bucket = 0;
   Range range = Range::absmax;
   Meta meta = Meta::fp32;
@@ -81,8 +87,8 @@ struct CodecSpec {
   Axis axis = Axis::flat;
   bool rotate = false;             // the option; gauss is rotated without it (isRotated)
   float gain = 1;                  // gauss: decoded values are multiplied by it
-  double keep = 0;                 // topk: the share of elements that is sent, above 0 and at most 1
-  CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with its default options
+  double keep = 0;                 // topk: the share of elements that is sent, or how many of each chunk (isKeep)
+  CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with the options of valueSpec()
   uint8_t value_bits = 0;          // its bits
   // Consecutive elements that are coded without regard to others, so that none tells of those behind it: a token's, a
   // sample's. 0: buckets and rotations go on from one to the next. Never a multiple of the bucket, where that makes no
@@ -117,8 +123,8 @@ CodecSpec valueSpec(const CodecSpec& topk);
 
 bool isRotated(const CodecSpec& spec);
 
-// The option that makes each of a codec's values depend on all elements of a tensor, such as "axis=channel"; null if
-// the codec has none.
+// The option that makes each of a codec's values depend on all elements of a tensor, such as "axis=channel", or on all
+// of a chunk, whatever units they are in; null if the codec has none.
 const char* tiesAll(const CodecSpec& spec);
 
 // Whether the codec is nothing without a level table (codec/level_table.h), which a text cannot name.

@@ -20,10 +20,10 @@ constexpr std::string_view kDefaultValues = "sym8";
 // a missing feature does not look like a typing error.
 constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterOptions[] = {"ratio"};
-constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",    "meta",   "range",    "rotate",
-                                                "gain",   "unit", "keep", "values", "nonfinite"};
+constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "rotate",
+                                                "gain",   "unit", "chunk", "keep", "values", "nonfinite"};
 // As an error names them: without C, which a canonical text has and no user needs.
-constexpr const char* kOptions = "bucket, axis, meta, range, rotate, gain, unit, keep, values, nonfinite";
+constexpr const char* kOptions = "bucket, axis, meta, range, rotate, gain, unit, chunk, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -86,11 +86,13 @@ uint32_t parseCount(std::string_view value) {
   return error == std::errc() && end == value.data() + value.size() && value[0] != '0' ? count : 0;
 }
 
-uint32_t parseBucket(std::string_view text, std::string_view value) {
-  if (value == "tensor") return kTensorBucket;
+uint32_t parseBucket(std::string_view text, std::string_view of, std::string_view value) {
+  const bool may_be_tensor = of == "bucket";
+  if (may_be_tensor && value == "tensor") return kTensorBucket;
   const uint32_t bucket = parseCount(value);
   if (!isGridBucket(bucket)) {
-    fail(text, std::string("bucket: expected ") + gridBuckets(false) + " or tensor, got '" + std::string(value) + "'");
+    fail(text, std::string(of) + ": expected " + gridBuckets(false) + (may_be_tensor ? " or tensor" : "") + ", got '" +
+                   std::string(value) + "'");
   }
   return bucket;
 }
@@ -127,15 +129,15 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   if (spec.id == CodecId::none) fail(text, "option: expected none for this codec, got '" + std::string(key) + "'");
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
   const PlainFamily* plain = plainFamily(spec.id);
-  const bool of_topk = key == "keep" || key == "values";
+  const bool of_topk = key == "chunk" || key == "keep" || key == "values";
   const bool fits =
       plain ? (key == "nonfinite" && plain->nonfinite) || (of_topk && spec.id == CodecId::topk) : !of_topk;
   if (!fits && contains(kPresentOptions, key)) {
     fail(text, std::string(key) + ": expected it with another codec, got it with '" +
                    std::string(text.substr(0, text.find(':'))) + "'");
   }
-  if (key == "bucket") {
-    spec.bucket = parseBucket(text, value);
+  if (key == "bucket" || key == "chunk") {
+    spec.bucket = parseBucket(text, key, value);
   } else if (key == "axis") {
     if (value != "channel") fail(text, "axis: expected channel, got '" + std::string(value) + "'");
     spec.axis = Axis::channel;
@@ -145,7 +147,7 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
       fail(text, std::string("C: expected ") + kGridChannels + ", got '" + std::string(value) + "'");
     }
   } else if (key == "keep") {
-    spec.keep = parseNumber(text, "keep", value, isKeep, kKeeps);
+    spec.keep = parseNumber<double>(text, "keep", value, [](double keep) { return keep > 0; }, kKeeps);
   } else if (key == "values") {
     parseValues(text, value, spec);
   } else if (key == "meta") {
@@ -199,6 +201,7 @@ CodecSpec CodecSpec::parse(std::string_view text) {
   } else if (seen.contains("C")) {
     fail(text, "C: expected it with axis=channel, got it alone");
   }
+  if (seen.contains("chunk") && !seen.contains("keep")) fail(text, "keep: expected it with chunk, got none");
   if (const auto why = misfit(spec)) fail(text, *why);
   return spec.unit == 0 ? spec : spec.withUnit(spec.unit);
 }

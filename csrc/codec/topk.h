@@ -9,7 +9,7 @@
 
 namespace lowcomm {
 
-// The layout of a topk payload (FORMAT.md, "topk"), for the codec of the host (topk.cpp) and that of the device.
+// The layout of a topk payload (FORMAT.md, "topk"): of a whole tensor (topk.cpp), of chunks (topk_chunks.cpp).
 
 // Where the parts of a topk payload are. All 0 for no elements.
 struct TopkParts {
@@ -37,5 +37,18 @@ size_t placesBytes(uint64_t n, uint64_t k);
 // `to` and `from` have placesBytes(n, k) bytes; the bitmap has k bits. readPlaces throws WireError naming `codec`.
 void writePlaces(std::span<std::byte> to, const uint64_t* bitmap, uint64_t n, uint64_t k);
 void readPlaces(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, uint64_t k, const std::string& codec);
+
+// Which k of a chunk's n <= 65,536 elements are sent, where k = ceil(n / 2^low_bits) (FORMAT.md, "topk in chunks"), as
+// Elias and Fano code a set: the places without their low bits in unary, 2 bits each, then the low bits.
+
+constexpr size_t chunkPlacesBytes(uint64_t k, int low_bits) {
+  return (2 * k + 7) / 8 + (k * static_cast<uint64_t>(low_bits) + 7) / 8;
+}
+
+// `to` and `from` have chunkPlacesBytes(k, low_bits) bytes, `from` 3 readable ones behind them; places ascend.
+// readChunkPlaces throws WireError naming `codec` and the chunk's number.
+void writeChunkPlaces(std::byte* to, const uint16_t* places, size_t k, int low_bits);
+void readChunkPlaces(uint16_t* places, const std::byte* from, size_t k, int low_bits, size_t n,
+                     const std::string& codec, uint64_t chunk);
 
 }  // namespace lowcomm

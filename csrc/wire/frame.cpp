@@ -53,7 +53,11 @@ void checkFields(const FrameHeader& h) {
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   const bool channel = (h.flags & kChannelFlag) != 0, rotated = (h.flags & kRotatedFlag) != 0;
-  if (!grid && h.bucket != 0) fail<Error>("bucket", "0 for this codec", text(h.bucket));
+  const bool chunked = h.codec == CodecId::topk && isGridBucket(h.bucket);
+  if (!grid && !chunked && h.bucket != 0) {
+    const bool topk = h.codec == CodecId::topk;
+    fail<Error>("bucket", topk ? std::string(gridBuckets(false)) + " or 0" : "0 for this codec", text(h.bucket));
+  }
   if (channel && !isGridChannels(h.bucket)) fail<Error>("bucket", kGridChannels, text(h.bucket));
   const bool sized = rotated || (h.flags & kUnitFlag) != 0;
   if (grid && !channel && !isGridBucket(h.bucket, rotated) && (sized || h.bucket != kTensorBucket)) {

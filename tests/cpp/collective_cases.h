@@ -34,6 +34,7 @@ inline const std::vector<std::string> kCodecs = {"none",
                                                  "bf16",
                                                  "log9",
                                                  "topk",
+                                                 "topk:chunk=64,keep=16,values=qsgd4",
                                                  "topk:keep=0.01,values=qsgd4",
                                                  "qsgd8:bucket=tensor",
                                                  "lattice4:axis=channel,C=24"};

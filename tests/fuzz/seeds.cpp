@@ -58,6 +58,7 @@ constexpr const char* kCodecs[] = {
     "gauss4:nonfinite=poison",
     "sym2:axis=channel,C=5,nonfinite=poison",
     "fp16:nonfinite=poison",
+    "topk:chunk=64,keep=8,values=sym2",
 };
 constexpr uint64_t kCounts[] = {0, 17, 530};
 

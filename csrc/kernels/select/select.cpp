@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -48,10 +50,22 @@ size_t mark(uint64_t* bitmap, float* values, const float* x, size_t n, uint32_t 
   return found;
 }
 
+void largest(uint16_t* places, uint32_t* magnitudes, const float* x, size_t n, size_t k) {
+  std::transform(x, x + n, magnitudes, magnitudeOf);
+  std::nth_element(magnitudes, magnitudes + (k - 1), magnitudes + n, std::greater<>());
+  const uint32_t threshold = magnitudes[k - 1];
+  ptrdiff_t ties =
+      static_cast<ptrdiff_t>(k) - std::count_if(x, x + n, [&](float v) { return magnitudeOf(v) > threshold; });
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = magnitudeOf(x[i]);
+    if (magnitude > threshold || (magnitude == threshold && ties-- > 0)) *places++ = static_cast<uint16_t>(i);
+  }
+}
+
 }  // namespace
 
 namespace scalar {
-constexpr SelectKernels kSelect = {count, gather, mark};
+constexpr SelectKernels kSelect = {count, gather, mark, largest};
 }  // namespace scalar
 
 // ---- what is made of them ----

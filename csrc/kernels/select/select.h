@@ -25,6 +25,10 @@ struct SelectKernels {
   // words, element e at bit e mod 64 of word e div 64, the rest 0), their elements to `values`, in order. Returns how
   // many.
   size_t (*mark)(uint64_t* bitmap, float* values, const float* x, size_t n, uint32_t threshold, size_t ties);
+
+  // Writes the places of the k largest of n magnitudes to `places`, ascending; 1 <= k <= n <= 65,536, of equal ones
+  // those with the lower index. `magnitudes` is scratch; both have n + kSlack elements.
+  void (*largest)(uint16_t* places, uint32_t* magnitudes, const float* x, size_t n, size_t k);
 };
 
 // Selects the k largest magnitudes, 1 <= k <= n, of equal ones those with the lower index: bitmap as above, `values`

@@ -102,11 +102,95 @@ size_t mark(uint64_t* bitmap, float* values, const float* x, size_t n, uint32_t 
   return found;
 }
 
+// How many of n magnitudes, a multiple of 16, are above `limit`.
+LOWCOMM_INLINE size_t countAbove(const uint32_t* magnitudes, size_t n, uint32_t limit) {
+  Integers counts{};
+  for (size_t i = 0; i < n; i += kLanes)
+    counts -= (Integers)((Integers)loadWords(magnitudes + i) > (Integers)splatWord(limit));
+  int32_t count = 0;
+  for (int lane = 0; lane < kLanes; ++lane)
+    count += counts[lane];
+  return static_cast<size_t>(count);
+}
+
+// The k-th largest of n magnitudes, without its bits below `lowest`: the largest such number that k of them reach.
+// Zeros up to a multiple of 16 are appended; n becomes this multiple.
+LOWCOMM_INLINE uint32_t kthLargest(uint32_t* magnitudes, size_t& n, size_t k, int lowest) {
+  for (; n % 16 != 0; ++n)
+    magnitudes[n] = 0;
+  uint32_t kth = 0;
+  for (int bit = 30; bit >= lowest; --bit) {
+    const uint32_t higher = kth | 1u << bit;
+    if (countAbove(magnitudes, n, higher - 1) >= k) kth = higher;
+  }
+  return kth;
+}
+
+// The largest magnitude of each lane in blocks of `rows` rows of 16. Returns how many there are.
+LOWCOMM_INLINE size_t laneMaxima(uint32_t* maxima, const float* x, size_t n, size_t rows) {
+  size_t found = 0;
+  for (size_t at = 0; at + rows * 16 <= n; at += rows * 16, found += 16) {
+    Integers most[kRegistersARow] = {};
+    for (size_t row = at; row < at + rows * 16; row += 16) {
+      for (int j = 0; j < kRegistersARow; ++j) {
+        const Integers magnitude = (Integers)(loadWords(x + row + j * kLanes) & kMagnitude);
+        most[j] = magnitude > most[j] ? magnitude : most[j];
+      }
+    }
+    for (int j = 0; j < kRegistersARow; ++j)
+      storeWords(maxima + found + j * kLanes, (Words)most[j]);
+  }
+  return found;
+}
+
+// The magnitudes of at least `least` and their places, in order. Returns how many there are.
+LOWCOMM_INLINE size_t candidates(uint16_t* places, uint32_t* magnitudes, const float* x, size_t n, uint32_t least) {
+  const Integers limit = (Integers)splatWord(least - 1);  // signed: -1 for 0
+  size_t found = 0, at = 0;
+  for (; at + 64 <= n; at += 64) {
+    for (size_t line = 0; line < 64; line += 16)
+      __builtin_prefetch(x + at + n + line);  // the next chunk, while there is time
+    uint64_t above = 0;
+    for (size_t j = 0; j < 64; j += kLanes)
+      above |= uint64_t{maskOf((Words)((Integers)(loadWords(x + at + j) & kMagnitude) > limit))} << j;
+    for (; above != 0; above &= above - 1, ++found) {
+      const size_t place = at + static_cast<size_t>(__builtin_ctzll(above));
+      places[found] = static_cast<uint16_t>(place);
+      magnitudes[found] = magnitudeOf(x + place);
+    }
+  }
+  for (; at < n; ++at) {
+    places[found] = static_cast<uint16_t>(at);
+    magnitudes[found] = magnitudeOf(x + at);
+    found += magnitudes[found] >= least;
+  }
+  return found;
+}
+
+// At least k groups of elements are given: the k-th largest of their maxima is then no more than the k-th largest
+// element. Few elements reach it, and among them the k largest are found.
+void largest(uint16_t* places, uint32_t* magnitudes, const float* x, size_t n, size_t k) {
+  constexpr size_t kGroups = 4;  // for each element that is selected
+  const size_t rows = n / k / kGroups;
+  size_t groups = rows > 1 ? laneMaxima(magnitudes, x, n, rows) : 0;
+  const uint32_t least = groups >= k ? kthLargest(magnitudes, groups, k, 12) : 0;
+  const size_t found = candidates(places, magnitudes, x, n, least);
+  size_t padded = found;
+  const uint32_t threshold = kthLargest(magnitudes, padded, k, 0);
+  size_t ties = k - countAbove(magnitudes, padded, threshold), kept = 0;
+  for (size_t i = 0; i < found; ++i) {
+    const bool tie = magnitudes[i] == threshold && ties > 0;
+    places[kept] = places[i];
+    kept += tie || magnitudes[i] > threshold;
+    ties -= tie;
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm
 
 // A form's table of them.
-#define LOWCOMM_SELECT_FORM(form)                          \
-  namespace lowcomm::form {                                \
-  constexpr SelectKernels kSelect = {count, gather, mark}; \
+#define LOWCOMM_SELECT_FORM(form)                                   \
+  namespace lowcomm::form {                                         \
+  constexpr SelectKernels kSelect = {count, gather, mark, largest}; \
   }

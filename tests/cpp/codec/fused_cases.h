@@ -31,6 +31,7 @@ inline const char* const kTexts[] = {"minmax4:bucket=64",
                                      "bf16",
                                      "log9",
                                      "topk",
+                                     "topk:chunk=64,keep=8",
                                      "minmax8:bucket=tensor"};
 
 // Elements of one of the three types, and as the floats that they are.

@@ -90,7 +90,7 @@ TEST(Golden, PayloadsAndValues) {
       }
       ++lines;
     }
-    EXPECT_EQ(lines, 316);
+    EXPECT_EQ(lines, 330);
   }
 }
 

@@ -62,7 +62,7 @@ uint64_t placeOf(const Codec& codec, uint64_t wish) {
 }
 
 Texts everyShape() {
-  Texts texts = kFlat + kRotated + Texts{"fp16", "bf16"};
+  Texts texts = kFlat + kRotated + Texts{"fp16", "bf16", "topk:chunk=512,keep=32,values=qsgd4"};
   for (size_t channels : {1, 2, 3, 5, 8, 15, 16, 17, 24, 48, 64, 100, 511, 512, 513, 1024}) {
     const std::string options = "axis=channel,C=" + std::to_string(channels);
     for (const char* family : {"minmax", "qsgd", "lattice", "sym", "mid"})
@@ -93,11 +93,11 @@ TEST_P(Laws, EqualToReference) {
 
 // 16-bit elements are encoded as the floats that they are, and decoded to the nearest of the floats' values.
 TEST_P(Laws, SixteenBitElementsAreConvertedFirst) {
-  for (const std::string& text :
-       Texts{"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096",
-             "lattice4:bucket=64", "sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536", "gauss4",
-             "qsgd4:bucket=4096,rotate=1", "sign1:bucket=65536,rotate=1", "fp16", "bf16", "topk:keep=0.1,values=sym8",
-             "qsgd4:axis=channel,C=16", "sym8:axis=channel,C=100", "gauss4:unit=576", "minmax8:bucket=tensor"}) {
+  for (const std::string& text : Texts{
+           "minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096", "lattice4:bucket=64",
+           "sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536", "gauss4", "qsgd4:bucket=4096,rotate=1",
+           "sign1:bucket=65536,rotate=1", "fp16", "bf16", "topk:keep=0.1,values=sym8", "topk:chunk=256,keep=8",
+           "qsgd4:axis=channel,C=16", "sym8:axis=channel,C=100", "gauss4:unit=576", "minmax8:bucket=tensor"}) {
     const auto c = anyCodec(text);
     const size_t whole = std::max<size_t>({1, c->spec().axis == Axis::channel ? c->spec().bucket : 1, c->spec().unit});
     for (DType dtype : {DType::float16, DType::bfloat16}) {
@@ -124,7 +124,8 @@ TEST_P(Laws, SixteenBitElementsAreConvertedFirst) {
 TEST_P(Laws, CuttingChangesNothing) {
   for (const std::string& text :
        kRotated + Texts{"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512",
-                        "lattice3:bucket=2048", "sym4:bucket=64", "mid3", "sign1:bucket=4096", "sym2:range=l2"}) {
+                        "lattice3:bucket=2048", "sym4:bucket=64", "mid3", "sign1:bucket=4096", "sym2:range=l2",
+                        "topk:chunk=4096,keep=64,values=sym2", "topk:chunk=2048,keep=1024,values=lattice3"}) {
     const auto c = anyCodec(text);
     const uint64_t granule = c->granularity(), n = (granule > 8192 ? 1 : 5) * granule + 333;
     const std::vector<float> x = normal(n, 2), whole = decoded(*c, encoded(*c, x, kDraws), n);
@@ -152,6 +153,7 @@ const Texts kRefusing = {"minmax8:bucket=64",
                          "fp16",
                          "bf16",
                          "topk:keep=0.01",
+                         "topk:chunk=512,keep=32",
                          "minmax4:axis=channel,C=1",
                          "sign1:axis=channel,C=1",
                          "minmax4:bucket=256,unit=1"};

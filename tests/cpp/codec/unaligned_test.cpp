@@ -32,6 +32,7 @@ constexpr const char* kTexts[] = {"none",
                                   "fp16",
                                   "bf16",
                                   "topk:keep=0.01",
+                                  "topk:chunk=64,keep=8",
                                   "topk:keep=0.5,values=qsgd4",
                                   "logbyte",
                                   "log9"};

@@ -159,7 +159,8 @@ TEST(Units, AreRefusedWhereTheyCannotBe) {
                            "gauss4:unit=1099511627777", "levels4:unit=100", "bf16:unit=8", "topk:unit=8"}) {
     EXPECT_THROW(CodecSpec::parse(text), ValueError) << text;
   }
-  for (const char* text : {"sym4:axis=channel,C=8", "minmax4:bucket=tensor", "topk", "gauss4:unit=8"})
+  for (const char* text :
+       {"sym4:axis=channel,C=8", "minmax4:bucket=tensor", "topk", "topk:chunk=64,keep=8", "gauss4:unit=8"})
     EXPECT_THROW(CodecSpec::parse(text).withUnit(576), ValueError) << text;
   const auto codec = makeCodec(CodecSpec::parse("gauss4:unit=576"));
   EXPECT_THROW(codec->encodedBytes(577, DType::float32), ValueError);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <random>
 #include <utility>
 
@@ -33,6 +34,13 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
     case CodecId::log9:
       return roundedUp(roundedUp(n * 9, 8) / 8, 64);
     case CodecId::topk: {
+      if (segment.codec.bucket != 0) {
+        const uint64_t spacing = segment.codec.bucket / static_cast<uint64_t>(segment.codec.keep);
+        const uint64_t k = roundedUp(n, spacing) / spacing, lows = k * static_cast<uint64_t>(std::countr_zero(spacing));
+        const uint64_t places = roundedUp(2 * k, 8) / 8 + roundedUp(lows, 8) / 8;
+        CodecSpec values{segment.codec.values, segment.codec.value_bits, 128, Range::absmax, Meta::bf16};
+        return roundedUp(places, 64) + bytesOf({0, k, values}, 4, k);
+      }
       const auto rounded = static_cast<uint64_t>(segment.codec.keep * static_cast<double>(n) + 0.5);
       const uint64_t k = std::max<uint64_t>(1, rounded), blocks = roundedUp(n, 65536) / 65536;
       const uint64_t places = std::min(roundedUp(n, 8) / 8, 4 * blocks + 2 * k);
@@ -55,11 +63,12 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
 }
 
 bool isUncut(const CodecSpec& codec) {
-  return codec.id == CodecId::topk || codec.axis == Axis::channel || (isGrid(codec.id) && codec.bucket == 0);
+  return codec.axis == Axis::channel || ((codec.id == CodecId::topk || isGrid(codec.id)) && codec.bucket == 0);
 }
 
 uint64_t granularityOf(const Segment& segment) {
-  return std::max<uint64_t>(512, segment.codec.bucket);
+  const auto keep = segment.codec.id == CodecId::topk ? static_cast<uint64_t>(segment.codec.keep) : 0;
+  return std::max<uint64_t>(keep ? 512 * segment.codec.bucket / keep : 512, segment.codec.bucket);
 }
 
 uint64_t largest(const Segment& segment, uint64_t itemsize, uint64_t left, uint64_t room) {
@@ -174,6 +183,8 @@ TEST(Filling, OneSegment) {
                             "log9",
                             "topk:keep=0.01",
                             "topk:values=qsgd4",
+                            "topk:chunk=256,keep=32",
+                            "topk:chunk=1024,keep=8,values=minmax1",
                             "minmax8:bucket=tensor",
                             "sign1:bucket=tensor,meta=bf16",
                             "qsgd3:axis=channel,C=1",
@@ -192,6 +203,14 @@ TEST(Filling, OneSegment) {
         expectSameFrames(single(test::wholeRows(n, codec), codec), DType::float32, chunk_bytes);
     }
   }
+}
+
+TEST(Filling, ChunksAreATwoHundredthOfFloat32WithTheirHeaders) {
+  const uint64_t n = uint64_t{1} << 24;
+  uint64_t bytes = 0;
+  for (const Frame& frame : planMessage(single(n, "topk:chunk=4096,keep=64,values=sym2"), DType::float32, 65536).frames)
+    bytes += kFrameHeaderBytes + frame.payload_bytes;
+  EXPECT_LT(201 * bytes, 4 * n);
 }
 
 TEST(Filling, EveryType) {

@@ -12,12 +12,13 @@
 namespace lowcomm {
 namespace {
 
-const SelectKernels kSelect = {count, gather, mark};
+const SelectKernels kSelect = {count, gather, mark, largest};
 
 TEST(SixteenLanes, SelectAsScalar) {
   KernelTable table = *scalarKernels();
   table.select = &kSelect;
-  for (const char* text : {"topk", "topk:keep=0.003", "topk:keep=0.5,values=minmax3", "topk:keep=1"})
+  for (const char* text :
+       {"topk", "topk:keep=0.003", "topk:keep=0.5,values=minmax3", "topk:keep=1", "topk:chunk=1024,keep=16"})
     test::expectScalars(text, table, test::kWideSizes);
 }
 

@@ -148,6 +148,7 @@ TEST(Frame, FlagsAreThoseOfTheCodec) {
                {"fp16", {0}},
                {"bf16", {0}},
                {"topk", {0}},
+               {"topk:chunk=64,keep=8", {0}},
                {"logbyte", {0}},
                {"log9", {0}}};
   for (const auto& c : cases) {

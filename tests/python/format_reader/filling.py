@@ -40,14 +40,14 @@ def layout_hash(text: str) -> int:
 
 def cannot_be_cut(codec: Spec) -> bool:
     """Whether a segment is one run whose bytes are cut."""
-    return codec.name == "topk" or (codec.name in GRID and codec.bucket == 0)
+    return (codec.name == "topk" or codec.name in GRID) and codec.bucket == 0
 
 
 def longest_run(segment: Segment, left: int, room: int, item: int) -> int:
     """The most of the `left` elements that fit: all, or a multiple of the granule."""
     if encoded_bytes(segment.codec, left, item) <= room:
         return left
-    granule = max(512, segment.codec.bucket)
+    granule = max(512 * (segment.codec.spacing if segment.codec.name == "topk" else 1), segment.codec.bucket)
     n = (left - 1) // granule * granule
     while n > 0 and encoded_bytes(segment.codec, n, item) > room:
         n -= granule

@@ -72,8 +72,8 @@ def check_flags(name: str, flags: int) -> None:
 
 
 def check_bucket(name: str, flags: int, bucket: int) -> None:
-    """A bucket's size, or the number of channels."""
-    if name not in GRID:
+    """A bucket's or chunk's size, or the number of channels."""
+    if name not in GRID and name != "topk":
         insist(bucket == 0, f"a bucket of {name}")
     elif flags & CHANNEL:
         insist(1 <= bucket <= 65536, f"{bucket} channels")

@@ -32,7 +32,7 @@ class Spec:
 
     name: str
     bits: int = 0
-    bucket: int = 0  # 0: all of the tensor
+    bucket: int = 0  # 0: all of the tensor; of topk the chunk
     channels: int = 0  # 0: not by channel
     short_meta: bool = False
     rotated: bool = False
@@ -46,6 +46,11 @@ class Spec:
     def has_base(self) -> bool:
         """Whether a bucket's metadata are base and step, not the step alone."""
         return self.name in WITH_BASE
+
+    @property
+    def spacing(self) -> int:
+        """One of so many elements of a chunk is sent."""
+        return self.bucket // int(self.keep)
 
     @property
     def meta_bytes(self) -> int:
@@ -70,8 +75,8 @@ def parse(text: str) -> Spec:
     if "axis" in options:
         insist(options["axis"] == "channel" and "C" in options, f"{text}: expected axis=channel,C=")
     gauss = name == "gauss"
-    bucket = options.get("bucket", "512" if gauss else "1024")
-    by_bucket = name in GRID and "axis" not in options and bucket != "tensor"
+    bucket = options.get("bucket", "512" if gauss else "1024") if name in GRID else options.get("chunk", "tensor")
+    by_bucket = "axis" not in options and bucket != "tensor"
     return Spec(
         name=name,
         bits=bits,

@@ -57,6 +57,7 @@ DECODED = {
     "bf16": "1 3.140625",
     "log9": "1 -2 0",
     "topk:keep=0.5,values=sym2": "0 -4 0 2",
+    "topk:chunk=64,keep=8,values=sym2": "0 -4 0 0 0 0 0 0 0 4",
     "sym4:bucket=64,unit=2": "1 1.75 -3 3.5",
     "sym2:axis=channel,C=2": "2 -1 2 0.5 -4 0.5",
     "minmax2:bucket=tensor": "-1 0 1 2",

@@ -43,6 +43,8 @@ def topk_texts():
     yield from (f"topk:keep={keep},values={v}" for keep in (0.001, 0.02, 0.2, 0.7, 1) for v in ("sym8", "minmax4"))
     values = ("sign1", "qsgd2", "lattice5", "mid1", "sym2")
     yield from (f"topk:keep=0.1,values={v}" for v in values)
+    yield from (f"topk:chunk=256,keep=32,values={v}" for v in values)
+    yield from (f"topk:chunk={c},values=minmax3" for c in ("64,keep=8", "64,keep=32", "1024,keep=8", "4096,keep=64"))
 
 
 TEXTS = [*grid_texts(), *topk_texts(), "none", *CASTS, "logbyte", "log9"]
@@ -86,9 +88,9 @@ def test_scales_of_every_magnitude():
             same(text, written(text, x), 600)
 
 
-@pytest.mark.parametrize("keep", ["0.0001", "0.3"])
+@pytest.mark.parametrize("keep", ["keep=0.0001", "keep=0.3", "chunk=4096,keep=64", "chunk=65536,keep=32768"])
 def test_topk_of_several_blocks_of_places(keep):
-    text = f"topk:keep={keep},values=sym4"
+    text = f"topk:{keep},values=sym4"
     n = 3 * 65536 + 77
     same(text, written(text, sample(n)), n)
 
@@ -114,7 +116,7 @@ def test_logarithms_of_every_magnitude():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_elements_of_16_bits(dtype):
     to = str(dtype).removeprefix("torch.")
-    for text in ["minmax4", "sym8:meta=bf16", "gauss3", "levels2", "topk:keep=0.1,values=sym8", *CASTS]:
+    for text in ["minmax4", "sym8:meta=bf16", "gauss3", "levels2", "topk:keep=0.1", "topk:chunk=64,keep=16", *CASTS]:
         x = sample(1537).to(dtype)
         payload = written(text, x)
         got = same(text, payload, 1537)

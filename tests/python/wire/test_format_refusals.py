@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from format_reader import Refusal, parse
 from format_reader.by_library import library, reader, same, sample, written
 from format_reader.grid import buckets
@@ -28,10 +29,11 @@ def refused(text, payload, n):
 
 
 GRIDS = ["minmax4", "lattice3", "levels2", "sym5", "mid8:bucket=64", "sign1", "sym3:bucket=tensor", "gauss4"]
+CHUNKS = "topk:chunk=64,keep=16,values=sym2"
 GRIDS += ["sym2:axis=channel,C=1", "minmax3:meta=bf16", "minmax5:bucket=512,rotate=1", "gauss2:meta=fp32"]
 
 
-@pytest.mark.parametrize("text", ["none", "fp16", "topk:keep=0.3", "logbyte", "log9", *GRIDS])
+@pytest.mark.parametrize("text", ["none", "fp16", "topk:keep=0.3", CHUNKS, "logbyte", "log9", *GRIDS])
 def test_wrong_sizes(text):
     payload = written(text, sample(300))
     for wrong in (b"", payload[:-64], payload[:-1], payload + bytes(64), payload + b"\0"):
@@ -116,6 +118,30 @@ def test_headers_and_places_of_topk():
     refused(bitmap, bytes(payload), 1001)
 
 
+@pytest.mark.parametrize(
+    ("at", "changed", "why"),
+    [
+        (0, "ee", "chunk 0: expected 16, got 15"),
+        (0, "ff", "chunk 0: expected 16, got 17"),
+        (4, "e0", "chunk 0: expected ascending ones, at least 1, got 0"),
+        (2, "0380", "chunk 0: expected below 64, got 64"),
+        (8, "6f10e434", "chunk 1: expected below 27, got 27"),
+        (11, "64", "chunk 1: expected unused bits of 0, got 1"),
+        (12, "01", "padding of the places: expected 0, got 1"),
+        (188, "ff", "unused code bits of lane 15"),
+    ],
+)
+def test_places_of_chunks(at, changed, why):
+    x = torch.zeros(91)
+    x[:16] = x[64:71] = 1.0
+    good = written(CHUNKS, x)
+    assert good[:12].hex() == "efbd0700e4e4e4e4ef00e424"
+    bad = good[:at] + bytes.fromhex(changed) + good[at + len(changed) // 2 :]
+    refused(CHUNKS, bad, 91)
+    with pytest.raises(ValueError, match=why):
+        library(CHUNKS, bad, 91)
+
+
 def metadata_bits(text, n):
     """The places of bits that decide a scale's sign or double its exponent, which no writer sends."""
     spec = parse(text)
@@ -128,7 +154,7 @@ def metadata_bits(text, n):
 
 def test_any_bit_flipped_is_refused_or_read_alike():
     drawn = random.Random(4)
-    texts = [*GRIDS, "qsgd2:bucket=64", "fp16", "bf16", "logbyte", "log9", "topk:keep=0.01", "topk:keep=0.5"]
+    texts = [*GRIDS, "qsgd2:bucket=64", "fp16", "bf16", "logbyte", "log9", "topk:keep=0.01", "topk:keep=0.5", CHUNKS]
     outcomes = {True: 0, False: 0}
     for text in texts:
         for n in (1, 17, 500, 513):
