@@ -15,9 +15,6 @@ from group_check import check_group
 CPU = torch.device("cpu")
 
 
-# ---- registration ------------------------------------------------------------------------------------------------
-
-
 def _register_again():
     """Importing registers, after torch has or not, and so may anybody any number of times: without a warning."""
     with warnings.catch_warnings():
@@ -52,9 +49,6 @@ def test_import_registers_where_torch_loads_no_plugins(r):
     r.init("lowcomm")
     check_group(r)
     dist.destroy_process_group()
-
-
-# ---- options and kinds of groups -----------------------------------------------------------------------------------
 
 
 def test_options(r):
