@@ -56,6 +56,7 @@ def test_options(r):
 
     options = lc.Options(timeout=datetime.timedelta(seconds=50), min_bytes=1, seed=3, chunk_bytes=65536)
     shown = repr(options)
+    assert "min_bytes=1" in shown and "seed=3" in shown
     r.init("lowcomm", pg_options=options)
     check_group(r)
     other = dist.new_group(list(range(r.size)), pg_options=options, timeout=datetime.timedelta(seconds=20))
