@@ -43,6 +43,19 @@ def loss(y, target):
     return (y - target).float().square().mean()
 
 
+class Spoil(torch.autograd.Function):
+    """A NaN in a micro-batch's activation, or of the gradient that goes back."""
+
+    @staticmethod
+    def forward(ctx, x, activation, gradient):
+        ctx.gradient = gradient
+        return x * torch.tensor(float("nan")) if activation else x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.tensor(float("nan")) if ctx.gradient else g, None, None
+
+
 def data(seed=0):
     """Samples [SAMPLES, T, WIDTH] and targets."""
     generator = torch.Generator().manual_seed(seed)
