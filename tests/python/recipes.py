@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import ranks
@@ -43,18 +42,8 @@ def launch(tmp_path, title, launchers, *, start="train.py", restarts=0):
 
     def run(job):
         size, env, folder = job
-        logs = ["--log-dir=log", "--redirects=3"]
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={size}",
-            f"--max-restarts={restarts}",
-            *logs,
-            tmp_path / start,
-        ]
-        return ranks.run_command(command, deadline_s=DEADLINE_S, cwd=folder, env=_QUIET | env)
+        launcher = ranks.torchrun(size, "--standalone", f"--max-restarts={restarts}", "--log-dir=log", "--redirects=3")
+        return ranks.run_command([*launcher, tmp_path / start], deadline_s=DEADLINE_S, cwd=folder, env=_QUIET | env)
 
     with ThreadPoolExecutor(len(launchers)) as pool:
         return list(pool.map(run, launchers))
