@@ -271,19 +271,9 @@ def test_ranks_of_its_own(tmp_path):
 
 @pytest.mark.later
 def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
-    command = [
-        *ranks.torchrun(2, "--standalone"),
-        "-m",
-        "torch_lowcomm",
-        "bench",
-        "all_gather",
-        *SMALL,
-        "-d",
-        "int8",
-        "--codec",
-        "sym4",
-    ]
-    ended = ranks.run_command(command, deadline_s=120, cwd=tmp_path)
+    command = [*ranks.torchrun(2, "--standalone"), "-m", "torch_lowcomm", "bench", "all_gather", *SMALL]
+    options = ["-d", "int8", "--codec", "sym4"]
+    ended = ranks.run_command([*command, *options], deadline_s=120, cwd=tmp_path)
     assert ended.code != 0
     said = [line for line in ended.err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert said == [
