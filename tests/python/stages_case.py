@@ -119,5 +119,13 @@ def whole(count, dtype=torch.float32):
     return nn.Sequential(*(module(i, dtype) for i in range(count)))
 
 
+def exact_gradients(count, x, y, dtype=torch.float32):
+    """Of the whole model, by stage, micro-batch by micro-batch as a schedule adds them."""
+    model = whole(count, dtype)
+    for part, target in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+        (loss(model(part), target) / MICRO).backward()
+    return [[p.grad for p in stage.parameters()] for stage in model]
+
+
 def gradients(stages):
     return [p.grad.clone() for stage in stages for p in stage.submod.parameters()]

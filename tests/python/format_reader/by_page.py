@@ -18,7 +18,7 @@ def no_nccl(*_):
     return None
 
 
-def channel(
+def channel_of(
     group: object, number: int, codec: str = "", first: str = "", channels: int = 1, memory: object = None
 ) -> _C.BoundaryChannel:
     """The library's end of a channel to the page's rank."""

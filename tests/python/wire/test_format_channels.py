@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from format_reader.by_page import channel, ended, with_library
+from format_reader.by_page import channel_of, ended, with_library
 from format_reader.filling import fnv1a, plan
 from format_reader.frame import Header
 from format_reader.samples import Samples
@@ -30,7 +30,7 @@ def test_changes_to_a_rank_that_follows_the_page(codec):
     memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send_all(group, _):
-        end = channel(group, CHANNEL, codec, FIRST, ELEMENTS, memory)
+        end = channel_of(group, CHANNEL, codec, FIRST, ELEMENTS, memory)
         for visit, batch in enumerate(BATCHES):
             end.send(activations(batch, visit), batch).wait()
 
@@ -60,7 +60,7 @@ def test_changes_from_a_rank_that_follows_the_page():
     got = [torch.empty(2, ELEMENTS), torch.empty(2, ELEMENTS)]
 
     def receive_both(group, _):
-        end = channel(group, CHANNEL, "minmax4:bucket=64", FIRST, ELEMENTS, memory)
+        end = channel_of(group, CHANNEL, "minmax4:bucket=64", FIRST, ELEMENTS, memory)
         for y in got:
             end.recv(y, batch).wait()
 
@@ -96,7 +96,7 @@ def test_samples_that_differ_are_answered_by_error_frames():
     memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send(group, _):
-        end = channel(group, CHANNEL, "gauss2", FIRST, ELEMENTS, memory)
+        end = channel_of(group, CHANNEL, "gauss2", FIRST, ELEMENTS, memory)
         end.send(activations([1, 2], 0), [1, 2]).wait()
 
     thread, errors, peer, done = with_library("", send, torch.empty(0))

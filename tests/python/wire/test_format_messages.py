@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
-from format_reader.by_page import ended, with_library
+from format_reader.by_page import channel_of, ended, with_library
 from format_reader.filling import Segment, fnv1a, plan
 from format_reader.frame import Header
 from format_reader.spec import IDS
@@ -70,12 +70,12 @@ def test_a_withdrawal_is_answered_and_the_block_begins_anew():
 
     def part(group: object, x: torch.Tensor) -> None:
         try:  # the withdrawal may come before the message is posted, or after it
-            channel(group, 8193).send(x, []).wait()
+            channel_of(group, 8193).send(x, []).wait()
         except DistBackendError as error:
             refusals.append(str(error))
         _C.ChannelBlock(group, 1, 2).resume()
-        channel(group, 8192).send(x, []).wait()
-        channel(group, 8193).send(x, []).wait()
+        channel_of(group, 8192).send(x, []).wait()
+        channel_of(group, 8193).send(x, []).wait()
 
     thread, errors, peer, done = with_library("", part, x)
     description = "dtype=float32\nelements=100\nsamples=\nmemory=\ncodec=none\n"
