@@ -304,6 +304,12 @@ FUNCTIONAL_REDUCING = (
 )
 
 
+def rooted(options, root):
+    """The options of an op of c10d's own, with this root."""
+    options.rootRank = root
+    return options
+
+
 def bits(t):
     """The tensor's values as bytes: equal bits, whatever NaN or -0 compare to."""
     t = t.detach()

@@ -8,6 +8,8 @@ The n-th op of a group draws with step n, tensor i of an op in slot i (all_gathe
 import torch
 import torch.distributed as dist
 from collective_cases import bits
+from format_reader.filling import fnv1a
+from noise_by_hand import seed_of
 
 import torch_lowcomm as lc
 
@@ -25,14 +27,8 @@ def last_step():
 
 def draw_key(seed=SEED, group=None):
     """Returns the key of a group's draws, from FORMAT.md's words: splitmix64 of the seed and the hash of the group's name."""
-    mask = 2**64 - 1
-    h = 0xCBF29CE484222325
-    for byte in (group or dist.group.WORLD).group_name.encode():
-        h = (h ^ byte) * 0x100000001B3 & mask
-    z = (seed + h + 0x9E3779B97F4A7C15) & mask
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return z ^ z >> 31
+    name = (group or dist.group.WORLD).group_name
+    return seed_of((seed + fnv1a(name)) % 2**64)
 
 
 def gathered_by_hand(codec, case, counts, step):

@@ -49,7 +49,7 @@ def batch(rank, step, rows=16):
 
 def loss_of(model, rank, step, **kwargs):
     x, y = batch(rank, step)
-    return (model(x, **kwargs) - y).square().mean()
+    return (model(x.to(next(model.parameters()).dtype), **kwargs) - y).square().mean()
 
 
 def train(model, rank, steps, *, first=0, lr=3e-3, optimizer=None, **kwargs):

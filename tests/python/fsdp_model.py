@@ -1,5 +1,6 @@
 """The small FSDP2 model that the tests of lc.fsdp share, and how they train and read it."""
 
+import copy
 import os
 import signal
 import zlib
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import bits
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
@@ -135,6 +137,42 @@ def steps(r, model, optimizer, numbers):
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def expect_resumed(r, make, visit=lambda model, comms: None, comms_first=False):
+    """The last three of six steps are those of a run that goes on from a checkpoint.
+
+    Args:
+        make: Returns (model, comms, optimizer).
+        visit: Called before the checkpoint is taken.
+        comms_first: Whether comms' state is loaded before the model's.
+
+    Returns:
+        The losses.
+    """
+    r.init("lowcomm")
+    model, comms, optimizer = make()
+    first = steps(r, model, optimizer, range(3))
+    visit(model, comms)
+    weights, moments = copy.deepcopy(get_state_dict(model, optimizer))
+    state = comms.state_dict()
+    rest = steps(r, model, optimizer, range(3, 6))
+    trained = shards_of(r, model)
+
+    dist.destroy_process_group()  # as in a fresh process: slots are given out anew
+    r.init("lowcomm")
+    again, its_comms, its_optimizer = make()
+    if comms_first:
+        its_comms.load_state_dict(state)
+    # Fills a fresh optimizer's state by a step at learning rate 0, which counts as none.
+    get_state_dict(again, its_optimizer)
+    set_state_dict(again, its_optimizer, model_state_dict=weights, optim_state_dict=moments)
+    if not comms_first:
+        its_comms.load_state_dict(state)
+    assert steps(r, again, its_optimizer, range(3, 6)) == rest
+    for name, shards in shards_of(r, again).items():
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(shards, trained[name], strict=True)), name
+    return first + rest
 
 
 def expect_lost(r, model, culprit, named):

@@ -3,7 +3,6 @@
 import importlib.util
 import pathlib
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEADLINE_S = 180.0
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -53,9 +51,8 @@ def launch(tmp_path, title, launchers, *, start="train.py", restarts=0):
 
     def run(job):
         size, env, folder = job
-        logs = ["--log-dir=log", "--redirects=3"]
-        command = [*TORCHRUN, f"--nproc-per-node={size}", f"--max-restarts={restarts}", *logs, tmp_path / start]
-        return ranks.run_command(command, deadline_s=DEADLINE_S, cwd=folder, env=QUIET | env)
+        launcher = ranks.torchrun(size, "--standalone", f"--max-restarts={restarts}", "--log-dir=log", "--redirects=3")
+        return ranks.run_command([*launcher, tmp_path / start], deadline_s=DEADLINE_S, cwd=folder, env=QUIET | env)
 
     with ThreadPoolExecutor(len(launchers)) as pool:
         return list(pool.map(run, launchers))

@@ -43,6 +43,19 @@ def loss(y, target):
     return (y - target).float().square().mean()
 
 
+class Spoil(torch.autograd.Function):
+    """A NaN in a micro-batch's activation, or of the gradient that goes back."""
+
+    @staticmethod
+    def forward(ctx, x, activation, gradient):
+        ctx.gradient = gradient
+        return x * torch.tensor(float("nan")) if activation else x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.tensor(float("nan")) if ctx.gradient else g, None, None
+
+
 def data(seed=0):
     """Samples [SAMPLES, T, WIDTH] and targets."""
     generator = torch.Generator().manual_seed(seed)
@@ -104,6 +117,14 @@ def build(rank, ranks, name, *, micro=MICRO, dtype=torch.float32, stage=None, **
 def whole(count, dtype=torch.float32):
     """The model in one piece."""
     return nn.Sequential(*(module(i, dtype) for i in range(count)))
+
+
+def exact_gradients(count, x, y, dtype=torch.float32):
+    """Of the whole model, by stage, micro-batch by micro-batch as a schedule adds them."""
+    model = whole(count, dtype)
+    for part, target in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+        (loss(model(part), target) / MICRO).backward()
+    return [[p.grad for p in stage.parameters()] for stage in model]
 
 
 def gradients(stages):

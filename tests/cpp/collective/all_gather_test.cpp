@@ -54,21 +54,6 @@ TEST(AllGather, LayoutsOfManySegments) {
   }
 }
 
-TEST(AllGather, SameBitsEveryTimeOtherDrawsOtherBits) {
-  const std::vector<Tensor> tensors = {{single(100000, "qsgd4"), DType::float32}};
-  Gather first(3, tensors, false), second(3, tensors, false), later(3, tensors, false, 4);
-  Ranks ranks(3), others(3);
-  ranks.expectRun("all_gather", std::ref(first));
-  ranks.expectRun("all_gather", std::ref(later));  // in between: what an op leaves behind must not show
-  others.expectRun("all_gather", std::ref(later));
-  ranks.expectRun("all_gather", std::ref(second));
-  for (int rank = 0; rank < 3; ++rank) {
-    for (int owner = 0; owner < 3; ++owner)
-      EXPECT_TRUE(first.output(rank, 0, owner) == second.output(rank, 0, owner));
-  }
-  EXPECT_FALSE(first.output(0, 0, 0) == later.output(0, 0, 0));
-}
-
 // (W−1)·n elements out and in, a header a frame, and one description a peer.
 TEST(AllGather, CountsItsBytes) {
   for (int size : {1, 2, 4}) {

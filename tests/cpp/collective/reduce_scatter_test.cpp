@@ -75,18 +75,6 @@ TEST(ReduceScatter, LayoutsOfManySegments) {
   }
 }
 
-TEST(ReduceScatter, SameBitsEveryTimeOtherDrawsOtherBits) {
-  const std::vector<Tensor> tensors = {{single(100000, "qsgd4"), DType::float32}};
-  Scatter first(3, tensors, kSum, false), second(3, tensors, kSum, false), later(3, tensors, kSum, false, 4);
-  Ranks ranks(3);
-  ranks.expectRun("reduce_scatter", std::ref(first));
-  ranks.expectRun("reduce_scatter", std::ref(later));
-  ranks.expectRun("reduce_scatter", std::ref(second));
-  for (int rank = 0; rank < 3; ++rank)
-    EXPECT_TRUE(first.output(rank, 0) == second.output(rank, 0));
-  EXPECT_FALSE(first.output(0, 0) == later.output(0, 0));
-}
-
 // (W−1)/W of the input goes out, and as much comes in.
 TEST(ReduceScatter, CountsItsBytes) {
   for (int size : {1, 2, 4}) {

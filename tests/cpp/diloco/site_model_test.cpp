@@ -21,38 +21,31 @@ std::vector<at::Tensor> wholes() {
 
 using Layouts = std::vector<std::vector<OuterParameter>>;  // by rank
 
-// Rows [begin, end) of each parameter with rows; of others all.
-std::vector<OuterParameter> rows(double begin, double end) {
+// The part [begin, end) along a dimension of each parameter that has it; of others all.
+std::vector<OuterParameter> part(int64_t dim, double begin, double end) {
   std::vector<OuterParameter> held;
   const auto all = wholes();
   for (size_t i = 0; i < all.size(); ++i) {
     const std::string name = "p" + std::to_string(i);
-    if (all[i].dim() == 0) {
+    if (all[i].dim() <= dim) {
       held.push_back({name, all[i].clone()});
       continue;
     }
-    const auto from = static_cast<int64_t>(begin * all[i].size(0)), to = static_cast<int64_t>(end * all[i].size(0));
+    const auto from = static_cast<int64_t>(begin * all[i].size(dim)), to = static_cast<int64_t>(end * all[i].size(dim));
     std::vector<int64_t> offset(all[i].dim(), 0);
-    offset[0] = from;
-    held.push_back({name, all[i].narrow(0, from, to - from).clone(), all[i].sizes().vec(), offset});
+    offset[dim] = from;
+    held.push_back({name, all[i].narrow(dim, from, to - from).clone(), all[i].sizes().vec(), offset});
   }
   return held;
 }
 
-// Columns of the matrices, as of tensor parallelism; of others all.
+std::vector<OuterParameter> rows(double begin, double end) {
+  return part(0, begin, end);
+}
+
+// As of tensor parallelism.
 std::vector<OuterParameter> columns(double begin, double end) {
-  std::vector<OuterParameter> held;
-  const auto all = wholes();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const std::string name = "p" + std::to_string(i);
-    if (all[i].dim() < 2) {
-      held.push_back({name, all[i].clone()});
-      continue;
-    }
-    const auto from = static_cast<int64_t>(begin * all[i].size(1)), to = static_cast<int64_t>(end * all[i].size(1));
-    held.push_back({name, all[i].narrow(1, from, to - from).clone(), all[i].sizes().vec(), {0, from}});
-  }
-  return held;
+  return part(1, begin, end);
 }
 
 std::vector<Layouts> layouts() {

@@ -53,25 +53,6 @@ TEST(Handshake, RanksTakeTheEpochOfRank0AndKnowTheirHosts) {
   EXPECT_EQ(epochs, std::vector<std::string>(3, rendezvous.get("lowcomm/epoch") + " 0 1 0"));
 }
 
-TEST(Handshake, EveryRankNamesTheFieldThatDiffers) {
-  MapRendezvous rendezvous;
-  const auto told = shaken(rendezvous, {saying("seed", "1"), saying("seed", "2")});
-  EXPECT_EQ(told[0], "lowcomm: making a group: seed differs: rank 0 has '1', rank 1 has '2'");
-  EXPECT_NE(told[1].find("seed differs"), std::string::npos) << told[1];
-}
-
-TEST(Handshake, ARankThatCannotJoinSaysWhy) {
-  MapRendezvous rendezvous;
-  refuseHandshake(rendezvous, 1, "chunk_bytes: expected more");
-  try {
-    handshake(rendezvous, 0, 2, saying("seed", "1"), "", 20s);
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.peer, 1);
-    EXPECT_NE(std::string(error.what()).find("chunk_bytes: expected more"), std::string::npos) << error.what();
-  }
-}
-
 TEST(Handshake, ARankThatDoesNotComeIsNamed) {
   MapRendezvous rendezvous;
   const auto joined = [&] { handshake(rendezvous, 0, 2, saying("seed", "1"), "", 1ms); };

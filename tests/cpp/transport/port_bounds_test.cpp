@@ -50,8 +50,6 @@ std::optional<Hello> answerOf(const Fd& fd) {
   return parseHello(bytes);
 }
 
-// ---- clients of a tunnel ----
-
 struct Port {
   explicit Port(size_t ranks) {
     auto [fd, number] = listenOnLoopback();
@@ -125,8 +123,6 @@ TEST(PortBounds, AChannelWithoutAConnectionEndsAfterItsPatience) {
                           {"expected a connection within 1 s, got none"}));
   endpoint.remove(link);
 }
-
-// ---- relays ----
 
 struct Asking {
   Asking(const Endpoint& relay, const Hello& hello, const std::optional<RelayCode>& code)
@@ -218,8 +214,6 @@ TEST(PortBounds, ARelayHasSoManyConnectionsForAnAddress) {
   const Asking more(relay, request(group, 9000, 9001, 1), std::nullopt);
   EXPECT_FALSE(answerOf(more.fd)) << "it is hung up on";
 }
-
-// ---- a process that may not wait for so many descriptors ----
 
 TEST(PortBounds, AProcessThatCannotWaitSaysSo) {
   Ranks ranks(2);

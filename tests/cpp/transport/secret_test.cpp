@@ -100,8 +100,6 @@ TEST_F(TcpSecret, IsOfAFileThatNobodyElseReads) {
   }
 }
 
-// ---- ranks ----
-
 TEST_F(TcpSecret, OneThatIsMissingIsNamedOnEveryRank) {
   if (tcp::tlsLibrary().empty()) GTEST_SKIP() << "this build has no OpenSSL";
   const std::vector<std::string> errors =

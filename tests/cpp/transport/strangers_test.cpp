@@ -168,8 +168,6 @@ TEST_P(TcpStrangers, ThreeThousandCostMembersNothingButTime) {
 #endif
 }
 
-// ---- with a secret ----
-
 class TcpSecretPort : public testing::Test {
  protected:
   void SetUp() override {

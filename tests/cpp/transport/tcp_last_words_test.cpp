@@ -27,8 +27,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// ---- a relay ----
-
 // A connection over loopback: the end of a rank, and the other one, which does not block.
 std::pair<Fd, Fd> connected() {
   auto [listener, port] = listenOn("127.0.0.1", "0", "test");
@@ -127,8 +125,6 @@ TEST(TcpLastWords, ARelayPassesOnWhatItHasOfAConnectionThatIsReset) {
   ASSERT_TRUE(rest);
   EXPECT_EQ(read + *rest, said);
 }
-
-// ---- a link ----
 
 // Takes what is written until it is broken; what the other end has said can be read also afterwards.
 class BrokenPipe final : public Pipe {

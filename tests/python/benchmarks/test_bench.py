@@ -261,20 +261,9 @@ def test_gloo_must_be_gloo(capsys, monkeypatch):
 @pytest.mark.later
 def test_ranks_of_its_own(tmp_path):
     """As a user starts it, with everything that it writes."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch_lowcomm",
-        "bench",
-        "all_gather",
-        *SMALL,
-        "--codec",
-        "sym4",
-        "--peer",
-        "gloo",
-    ]
-    files = ["--json", tmp_path / "made" / "rows.json"]
-    ended = ranks.run_command([*command, *files], deadline_s=120, cwd=tmp_path)
+    command = [sys.executable, "-m", "torch_lowcomm", "bench", "all_gather", *SMALL]
+    options = ["--codec", "sym4", "--peer", "gloo", "--json", tmp_path / "made" / "rows.json"]
+    ended = ranks.run_command([*command, *options], deadline_s=120, cwd=tmp_path)
     assert ended.code == 0, ended.text
     assert [row["size"] for row in parsed(ended.out)] == ["4096", "65536"]
     assert len(json.loads((tmp_path / "made" / "rows.json").read_text())["rows"]) == 2
@@ -282,9 +271,9 @@ def test_ranks_of_its_own(tmp_path):
 
 @pytest.mark.later
 def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "-m", "torch_lowcomm", "bench", "all_gather", *SMALL, "-d", "int8", "--codec", "sym4"]
-    ended = ranks.run_command(command, deadline_s=120, cwd=tmp_path)
+    command = [*ranks.torchrun(2, "--standalone"), "-m", "torch_lowcomm", "bench", "all_gather", *SMALL]
+    options = ["-d", "int8", "--codec", "sym4"]
+    ended = ranks.run_command([*command, *options], deadline_s=120, cwd=tmp_path)
     assert ended.code != 0
     said = [line for line in ended.err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert said == [

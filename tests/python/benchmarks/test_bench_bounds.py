@@ -11,17 +11,8 @@ from torch_lowcomm.cli.bench.expected import BLOCK, moved, norms, reduced, state
 
 CODECS = [f"{family}{bits}" for family in ("minmax", "qsgd", "lattice", "sym", "mid") for bits in (2, 4, 8)]
 CODECS += ["minmax4:bucket=64", "sym3:bucket=tensor", "minmax4:meta=bf16", "qsgd4:meta=bf16", "sym4:meta=bf16"]
-CODECS += [
-    "mid8:meta=bf16",
-    "fp16",
-    "bf16",
-    "logbyte",
-    "log9",
-    "gauss2",
-    "gauss4",
-    "minmax4:rotate=1",
-    "qsgd8:rotate=1",
-]
+CODECS += ["mid8:meta=bf16", "fp16", "bf16", "logbyte", "log9", "gauss2", "gauss4"]
+CODECS += ["minmax4:rotate=1", "qsgd8:rotate=1"]
 CODECS += ["topk", "topk:keep=0.01", "sign1", "sym4:range=l2"]
 
 

@@ -36,9 +36,6 @@ def until(condition, what, deadline_s=30):
         time.sleep(0.02)
 
 
-# ---- what a user writes ----
-
-
 @pytest.mark.parametrize(
     ("text", "bits"),
     [("100mbit", 100e6), ("1gbit", 1e9), ("2.5Mbit", 2.5e6), ("64kbit", 64e3), ("64000bit", 64e3), ("unshaped", None)],
@@ -122,9 +119,6 @@ def test_without_tools_it_says_so(monkeypatch):
     monkeypatch.setattr(tools, "_ADMINISTRATORS", "")
     with pytest.raises(LabUnavailable, match="a lab needs the tool ip "):
         Lab().__enter__()
-
-
-# ---- 100 Mbit/s ----
 
 
 def shaped(row):
@@ -262,9 +256,6 @@ def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
     )  # a frame that is not lost passes its sender's wire and its receiver's
     share, deviation = frames["lost"] / sent, math.sqrt(0.02 * 0.98 / sent)
     assert frames["lost"] > 0 and abs(share - 0.02) < 5 * deviation, frames
-
-
-# ---- the end ----
 
 
 @contextlib.contextmanager

@@ -1,12 +1,9 @@
 """The bound of the pipelines' benchmark, on cases worked out by hand."""
 
 import collections
-import dataclasses
 
-import model
 import pytest
-import torch
-from pipelines import bound, cases, compute, measure, shared_bound
+from pipelines import bound, shared_bound
 
 
 def step(schedule, times, link, *, stages=2, micro_batches=2, ahead=0):
@@ -92,32 +89,3 @@ def test_streams_share_a_link():
     orders = [bound.order("1F1B", stage, 3, 4) for stage in range(3)]
     three, link = times(forward=0.0, backward=0.0, size=1.0, stages=3), bound.Direction(1, 0)
     assert shared_bound.step_s(orders, three, link) > bound.step_s(orders, three, link)
-
-
-def test_a_link_is_what_its_lab_makes():
-    setting = cases.quick()[0]
-    link = measure.direction(setting)
-    assert link.bytes_per_s == pytest.approx(100e6 / 8 * 1448 / 1514)
-    assert (link.delay_s, link.burst_bytes) == (0.025, 16 << 10)
-
-
-def test_stages_sleep_or_compute():
-    sleeping, computing = compute.Sleep(8, 0.02, 0.04), compute.Block(model.Config(width=64, heads=2, context=4))
-    forward_s, backward_s = compute.alone(sleeping, torch.randn(2, 4, 8), last=False)
-    assert forward_s >= 0.02 and backward_s >= 0.04
-    assert min(compute.alone(computing, torch.randn(2, 4, 64), last=True)) > 0
-    for stage in (sleeping, computing):
-        compute.loss(stage(torch.randn(2, 4, 8 if stage is sleeping else 64)), None).backward()
-        before = [weight.detach().clone() for weight in stage.parameters()]
-        compute.move(stage, torch.Generator().manual_seed(0))
-        for weight, was in zip(stage.parameters(), before, strict=True):
-            assert weight.grad is None
-            assert 0.005 < (weight - was).norm() / was.norm() < 0.02
-
-
-def test_bytes_are_those_of_both_hosts():
-    setting = dataclasses.replace(cases.quick()[0], cases=cases.quick()[0].cases[:1])
-    ways = [{"seconds": [1.0], "message_bytes": size, "interface_bytes": 10 * size} for size in (5, 7)]
-    ranks = [{"rows": [way], "forward_s": 0.1, "backward_s": 0.2} for way in ways]
-    (row,) = measure.rows_of(setting, ranks, bound.Direction(1e6, 0))
-    assert (row.activation, row.gradient, row.sent) == (5, 7, 120)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from collective_cases import rooted
 
 
 @pytest.mark.on("pair", "trio")
@@ -96,22 +97,13 @@ def test_what_is_not_carried_is_named(r):
     with pytest.raises(NotImplementedError, match="gather .*got 2 tensors"):
         backend.gather([[]], [torch.zeros(2), torch.zeros(2)])
     with pytest.raises(ValueError, match="expected a root among"):
-        backend.scatter([torch.zeros(2)], [[torch.zeros(2)] * r.size], opts=_scatter_options(7))
-    sparse = torch.zeros(3).to_sparse()
-    with pytest.raises(ValueError, match="sparse tensor: expected SUM, got max"):
-        dist.all_reduce(sparse, op=dist.ReduceOp.MAX)
+        backend.scatter([torch.zeros(2)], [[torch.zeros(2)] * r.size], opts=rooted(dist.ScatterOptions(), 7))
     with pytest.raises(ValueError, match="scatter: expected inputs of 2 elements"):
-        backend.scatter([torch.zeros(2)], [[torch.zeros(3)] * r.size], opts=_scatter_options(r.rank))
+        backend.scatter([torch.zeros(2)], [[torch.zeros(3)] * r.size], opts=rooted(dist.ScatterOptions(), r.rank))
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x.tolist() == [r.size] * 2
     dist.destroy_process_group()
-
-
-def _scatter_options(root):
-    options = dist.ScatterOptions()
-    options.rootRank = root
-    return options
 
 
 @pytest.mark.on(3, timeout=90.0)

@@ -140,23 +140,6 @@ def test_every_collective_gives_gloos_bits(request, sweep, size):
 
 
 @pytest.mark.on("pair", "quad")
-def test_sparse_all_reduce(r):
-    ours, gloo = _groups(r)
-    for n, asynchronous in ((0, False), (3, False), (40, True)):
-        results = []
-        for group in (ours, gloo):
-            where = torch.randperm(50, generator=torch.Generator().manual_seed(r.rank))[:n].sort().values
-            t = torch.sparse_coo_tensor(where[None], values(torch.float32, n, r.rank), (50,)).coalesce()
-            work = dist.all_reduce(t, group=group, async_op=asynchronous)
-            if asynchronous:
-                work.wait()
-            results.append(t.to_dense())
-        if r.size == 2:
-            assert torch.equal(bits(results[0]), bits(results[1])), (n, results)
-        torch.testing.assert_close(*results)
-
-
-@pytest.mark.on("pair", "quad")
 def test_functional_collectives_with_gradients(r):
     ours, gloo = _groups(r)
     results = []

@@ -16,24 +16,8 @@ import torch_lowcomm as lc
 SPECS = ("minmax8:bucket=1024", "minmax4:bucket=64", "qsgd8:bucket=512", "qsgd2:bucket=128")
 OTHERS = ("bf16", "topk:keep=0.3,values=qsgd8", "qsgd4:bucket=tensor")
 SIZES = (0, 1, 63, 1024, 1025, 70_001)
-GATHERS = (
-    cases.all_gather,
-    cases.all_gather_into_tensor,
-    cases.all_gather_into_tensor_in_place,
-    cases.all_gather_into_tensor_stacked,
-    cases.all_gather_coalesced,
-    cases.all_gather_coalescing_manager,
-    cases.all_gather_functional,
-    cases.all_gather_functional_coalesced,
-)
-SCATTERS = (
-    cases.reduce_scatter,
-    cases.reduce_scatter_tensor,
-    cases.reduce_scatter_tensor_in_place,
-    cases.reduce_scatter_coalescing_manager,
-    cases.reduce_scatter_functional,
-    cases.reduce_scatter_functional_coalesced,
-)
+GATHERS = [c for c in cases.PLAIN if c.__name__.startswith("all_gather")]
+SCATTERS = [c for c in cases.REDUCING + cases.FUNCTIONAL_REDUCING if c.__name__.startswith("reduce_scatter")]
 TWO_TENSORS = ("coalesced", "coalescing_manager")
 
 

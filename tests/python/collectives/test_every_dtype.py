@@ -6,31 +6,15 @@ leave a rank that waits for ever.
 
 from datetime import timedelta
 
+import collective_cases as cases
 import pytest
 import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
 
-DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.uint16,
-    torch.int32,
-    torch.uint32,
-    torch.int64,
-    torch.uint64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
+FURTHER = (torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)
+DTYPES = cases.FLOATS + cases.INTEGERS + cases.OTHERS + FURTHER
 CODEC = "sym8:bucket=64"
 NAMED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "p2p")
 OPTIONS = {

@@ -23,10 +23,6 @@ def _init(r, policy=POLICY):
     r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy=policy, min_bytes=MIN_BYTES))
 
 
-def _backend():
-    return lc.groups.backend_of()
-
-
 def _issue(op, x, size, rank, reduce_op=dist.ReduceOp.SUM, outs=()):
     """One call of `op` that sends `x`, whose first dimension is a multiple of the ranks; coalesced where several are `outs`."""
     if op == "all_reduce":
@@ -130,7 +126,7 @@ def test_several_tensors_in_one_call(r):
     _init(r, "all_reduce=sym4")
     plain = dist.new_group(backend="gloo")
     results = []
-    for backend in (_backend(), plain._get_backend(torch.device("cpu"))):
+    for backend in (lc.groups.backend_of(), plain._get_backend(torch.device("cpu"))):
         a, b = torch.full((N,), 1.0 + r.rank), torch.full((N,), 10.0 + r.rank)
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
             options = dist.AllreduceOptions()
@@ -146,10 +142,10 @@ def test_several_tensors_in_one_call(r):
     stats = lc.stats()[dist.group.WORLD.group_name]
     assert stats["all_reduce"]["exact_because"]["several tensors in one call"] == 4
     with pytest.raises(ValueError, match="all_reduce of several tensors: expected host tensors as the first"):
-        _backend().allreduce([torch.ones(N), torch.ones(N - 1)])
+        lc.groups.backend_of().allreduce([torch.ones(N), torch.ones(N - 1)])
     with pytest.raises(ValueError, match="broadcast: expected a root tensor of 0...1, got 2"):
         options.rootRank, options.rootTensor = r.rank, 2
-        _backend().broadcast([torch.ones(N), torch.ones(N)], options)
+        lc.groups.backend_of().broadcast([torch.ones(N), torch.ones(N)], options)
     check_group(r)
 
 

@@ -1,17 +1,11 @@
 """A DDP bucket's future waits on a device for every part's stream, on a fake device that writes its orders down."""
 
-import ctypes
-import subprocess
-import sys
-from pathlib import Path
-
+import fake_cuda
 import pytest
 import torch
 from torch.futures import Future
 
 from torch_lowcomm.ddp.step import after
-
-FAKE = Path(__file__).parents[3] / "build" / "libfake_device.so"
 
 
 def test_the_result_comes_after_all_and_after_what_runs():
@@ -44,21 +38,16 @@ def test_it_fails_with_a_part_and_with_what_runs():
         future.wait()
 
 
-def on_a_fake_device():
-    """In a process of its own: what `after` has a device do."""
-    library = ctypes.CDLL(str(FAKE))
-    library.fakeDeviceTold.restype = ctypes.c_char_p
-
-    def told():
-        return library.fakeDeviceTold().decode().split("\n")[:-1]
-
+@fake_cuda.needed
+@pytest.mark.on(1, start="spawn", env=fake_cuda.ENV)
+def test_a_devices_streams_wait_for_every_part(r):
     device = torch.device("cuda", 0)
     result = torch.ops.aten.empty.memory_format([2], device=device)
     parts = [Future(devices=[device]), Future(devices=[device])]
     future = after(parts, lambda: None, result)
     for part in parts:
         part.set_result(result)
-    before = told()
+    before = fake_cuda.told()
     marks = [order.split()[1] for order in before if order.startswith("record")]
     first, second = marks[0], marks[1]  # of the parts
     # Both parts' streams are waited for by the stream whose end the result is.
@@ -68,11 +57,4 @@ def on_a_fake_device():
     for part in (first, second):
         assert f"block {stream} on {part}" in before, (part, before)
     future.wait()
-    assert told()[-1] == f"block 0:5 on {mark}", told()
-
-
-@pytest.mark.skipif(not FAKE.exists(), reason="the C++ tests are not built")
-def test_a_devices_streams_wait_for_every_part():
-    command = [sys.executable, "-c", "import test_ddp_futures as t; t.on_a_fake_device()"]
-    ran = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    assert fake_cuda.told()[-1] == f"block 0:5 on {mark}", fake_cuda.told()

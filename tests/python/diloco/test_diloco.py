@@ -3,8 +3,9 @@
 import ddp_model
 import pytest
 import torch
-import torch.distributed as dist
+from diloco_model import differing
 from kept_log import kept_log
+from stages_case import gathered
 from torch import nn
 
 import torch_lowcomm as lc
@@ -40,19 +41,9 @@ def _steps(model, optimizer, rank, numbers, scheduler=None):
             scheduler.step()
 
 
-def _equal(a, b):
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
-def _everywhere(value):
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
-
-
 def _same_everywhere(value):
-    first, *others = _everywhere(value)
-    return all(_equal(first, other) for other in others)
+    first, *others = gathered(value)
+    return not any(differing(first, other) for other in others)
 
 
 @pytest.mark.on("pair", group={})
@@ -68,10 +59,10 @@ def test_an_existing_loop_goes_on_as_it_was(r):
     # With a delay the first average moves the parameters when the second pseudo-gradient is due.
     _steps(model, optimizer, r.rank, range(2 * EVERY - 1), scheduler)
     _steps(plain, inner, r.rank, range(2 * EVERY - 1), decay)
-    assert _equal(ddp_model.weights(model), ddp_model.weights(plain))
+    assert not differing(ddp_model.weights(model), ddp_model.weights(plain))
     _steps(model, optimizer, r.rank, range(2 * EVERY - 1, 2 * EVERY), scheduler)
     _steps(plain, inner, r.rank, range(2 * EVERY - 1, 2 * EVERY), decay)
-    assert not _equal(ddp_model.weights(model), ddp_model.weights(plain))
+    assert differing(ddp_model.weights(model), ddp_model.weights(plain))
     rates = [group["lr"] for group in inner.param_groups]
     assert [group["lr"] for group in optimizer.inner.param_groups] == rates
     assert [group["lr"] for group in optimizer.param_groups] == rates
@@ -93,19 +84,19 @@ def test_outer_parameters_are_every_ranks(r, mode):
     with optimizer.outer_parameters():
         outer = ddp_model.weights(model)
         assert _same_everywhere(outer)
-        assert not _equal(outer, begin) and not _equal(outer, own)
+        assert differing(outer, begin) and differing(outer, own)
         for call in ("step", "finish", "restore"):
             with pytest.raises(ValueError, match=f"{call}: expected the rank's own parameters, got one inside"):
                 getattr(optimizer, call)()
         with pytest.raises(ValueError, match="outer_parameters: expected to be outside of it"):
             with optimizer.outer_parameters():
                 pass
-        assert _equal(ddp_model.weights(model), outer), "a refusal moves nothing"
-    assert _equal(ddp_model.weights(model), own)
+        assert not differing(ddp_model.weights(model), outer), "a refusal moves nothing"
+    assert not differing(ddp_model.weights(model), own)
     assert not _same_everywhere(own)
     with pytest.raises(KeyError), optimizer.outer_parameters():
         raise KeyError
-    assert _equal(ddp_model.weights(model), own)
+    assert not differing(ddp_model.weights(model), own)
     report = optimizer.report
     assert report["outer_steps"] == 2 and report["participating"] == 2
     assert report["sync_every"] == EVERY and report["rank"] == 4
@@ -115,7 +106,7 @@ def test_outer_parameters_are_every_ranks(r, mode):
     ended = ddp_model.weights(model)
     assert _same_everywhere(ended)
     # One average was under way where there is a delay.
-    assert _equal(ended, outer) == (mode == "sync")
+    assert bool(differing(ended, outer)) == (mode != "sync")
     assert f"sync_every={EVERY}, outer_steps=2" in repr(optimizer)
 
 
@@ -153,12 +144,12 @@ def test_buffers_are_averaged_where_asked(r, average):
     model(ddp_model.batch(r.rank, 3)[0])  # moves the buffers: what a last inner step of the interval leaves
     norm = model[1]
     mine = {"mean": norm.running_mean.clone(), "var": norm.running_var.clone()}
-    everyones = _everywhere(mine)
+    everyones = gathered(mine)
     optimizer.step()
     after = {"mean": norm.running_mean, "var": norm.running_var}
     assert norm.num_batches_tracked == 4, "what is no floating point stays each rank's own"
     if not average:
-        assert _equal(after, mine) and not _same_everywhere(after)
+        assert not differing(after, mine) and not _same_everywhere(after)
         return
     assert _same_everywhere(after)
     for name, value in after.items():

@@ -33,11 +33,6 @@ def _make(how, options):
     return model, lc.DiLoCoX(inner, EVERY, model=model, **over, **options)
 
 
-def _whole(model):
-    """Every parameter, put together from its shards."""
-    return {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
-
-
 @pytest.mark.on("quad", group={})
 def test_evaluations_compute_with_the_parameters_of_the_moment(r):
     """Those of training, the outer ones, again those of training, restored ones, those at the end."""
@@ -88,7 +83,7 @@ def test_shards_are_resumed(r, how):
     dcp.save({"loop": loop, cluster: weights}, checkpoint_id=r.path("dcp"))
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
-    whole = _whole(model)
+    whole = fsdp_model.whole(model)
     dist.destroy_process_group()
 
     r.init()
@@ -99,4 +94,4 @@ def test_shards_are_resumed(r, how):
     set_state_dict(model, optimizer, model_state_dict=saved[cluster], optim_state_dict=saved["loop"])
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
-    assert not diloco_model.differing(_whole(model), whole)
+    assert not diloco_model.differing(fsdp_model.whole(model), whole)

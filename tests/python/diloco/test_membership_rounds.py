@@ -204,23 +204,14 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
         stopped.is_current()
 
 
-@pytest.mark.on(3, timeout=DEADLINE_S)
-def test_a_machine_that_has_given_up_holds_nobody_up(r, port):
+def test_a_machine_that_has_given_up_holds_nobody_up(rounds):
     """The first machine in a round gives up and lives on; the others form a group without it."""
-    if r.rank == 0:
-        members = join(port, "first", timeout=timedelta(seconds=2))
-        with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 2 s .*, got \['first'\]"):
-            members.form()
-        r.say("given up")
-        r.hear("formed1")
-        r.hear("formed2")
-    else:
-        members = join(port, f"machine{r.rank}", patience_s=1.0)
-        r.hear("given up")
-        formed = members.form()
-        assert sorted(formed.machines) == ["machine1", "machine2"]
-        r.say(f"formed{r.rank}")
-    members.leave()
+    beat = Beat("abc")
+    with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 0\.3 s .*, got \['a'\]"):
+        rounds("a", beat, timeout_s=0.3).enter(20.0)
+    with ThreadPoolExecutor() as threads:
+        others = [threads.submit(rounds(name, beat, patience_s=1.0).enter, 20.0) for name in "bc"]
+        assert {tuple(sorted(one.result()[1])) for one in others} == {("b", "c")}
 
 
 STEP_S = 0.4

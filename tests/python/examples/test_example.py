@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from example_main import run_example
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ranks.torchrun(2, "--standalone")
 
 
 def runs_in(file):

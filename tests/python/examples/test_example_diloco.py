@@ -10,6 +10,7 @@ import pytest
 from example_main import EXAMPLES, Machines, run_example
 
 DEADLINE_S = 150
+ENDLESS = ["--batch", "2", "--sync-every", "4", "--steps", "100000", "--timeout", "20"]
 
 
 @pytest.mark.slow
@@ -34,18 +35,7 @@ def machines(tmp_path):
 def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path):
     server = machines.start("--serve", "0")
     port = machines.until("store at port", server).split()[-1]
-    common = [
-        "--store",
-        f"127.0.0.1:{port}",
-        "--batch",
-        "2",
-        "--sync-every",
-        "4",
-        "--steps",
-        "100000",
-        "--timeout",
-        "20",
-    ]
+    common = ["--store", f"127.0.0.1:{port}", *ENDLESS]
     first = machines.start(*common, "--machine", "a", "--min-machines", "1")
     second = machines.start(*common, "--machine", "b", "--min-machines", "2")
     machines.until("2 of 2", first)
@@ -93,7 +83,7 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
     """README's `--max-restarts`: the other site goes on alone meanwhile, and the site takes its model and count of steps."""
     first, second = _of_readme(machines)
-    endless = ["--batch", "2", "--sync-every", "4", "--steps", "100000", "--timeout", "20", "--min-machines", "1"]
+    endless = [*ENDLESS, "--min-machines", "1"]
     stays = machines.start(*first, *endless, launch=LAUNCH)
     returns = machines.start(*second, *endless, launch=LAUNCH)
     told = len(machines.until("2 of 2", stays))

@@ -18,6 +18,14 @@ def no_nccl(*_):
     return None
 
 
+def channel_of(
+    group: object, number: int, codec: str = "", first: str = "", channels: int = 1, memory: object = None
+) -> _C.BoundaryChannel:
+    """The library's end of a channel to the page's rank."""
+    given = {"codec": codec, "first": first, "channels": channels, "memory": memory}
+    return _C.BoundaryChannel(group, 1, number, dtype=torch.float32, edge="", part="", **given)
+
+
 def with_library(
     policy: str | None, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor, chunk_bytes: int = 65536
 ) -> tuple:

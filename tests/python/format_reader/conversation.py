@@ -15,14 +15,6 @@ TURNS = 16  # connections, where they are "auto"
 CONTROL_FRAME = 2  # a frame's kind
 
 
-def fnv1a(text: str) -> int:
-    """The page's hash of a text."""
-    value = 0xCBF29CE484222325
-    for byte in text.encode():
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return value
-
-
 def message_tag(first: int, k: int) -> int:
     """The transport tag of frame k of a message whose first tag is `first`."""
     return first + (k + first // 128) % TURNS

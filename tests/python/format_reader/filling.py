@@ -30,7 +30,7 @@ def read_layout(text: str) -> list[Segment]:
     return [Segment(int(first), int(count), parse(codec.partition(" ")[0])) for first, count, codec in lines]
 
 
-def layout_hash(text: str) -> int:
+def fnv1a(text: str) -> int:
     """FNV-1a of 64 bits over the text."""
     value = 0xCBF29CE484222325
     for byte in text.encode():

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 
 from format_reader.decode import decode, encoded_bytes
-from format_reader.filling import Frame, Segment, layout_hash
+from format_reader.filling import Frame, Segment, fnv1a
 from format_reader.frame import crc32c
 from format_reader.refusal import F32
 from format_reader.spec import parse
@@ -37,7 +37,7 @@ class Samples:
         """The text by which both sides compare."""
         segments = self.segments(batch)
         text = "".join(f"{first} {count} {codec}\n" for first, count, codec in segments)
-        several = f"layout of {len(segments)} segments, hash {layout_hash(text)}"
+        several = f"layout of {len(segments)} segments, hash {fnv1a(text)}"
         keys = ",".join(f"{sample}@{self.versions.get(sample, 0)}" for sample in batch)
         codec = segments[0][2] if len(segments) == 1 else several
         elements = len(batch) * self.elements

@@ -11,8 +11,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import torch_lowcomm as lc
 
-# ---- exact ---------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.later
 @pytest.mark.parametrize("options", ["bf16", "checkpointed", "kept"])
@@ -35,9 +33,6 @@ def test_none_is_fsdp2_on_gloo_bit_for_bit(r, options):
         dist.destroy_process_group()
     for name, t in found[0].items():
         assert torch.equal(bits(t), bits(found[1][name])), f"{name}: {(t - found[1][name]).abs().max()}"
-
-
-# ---- what is coded -------------------------------------------------------------------------------------------------
 
 
 def _expected(r, shards, codec, coded, dtype=torch.float32):
@@ -151,9 +146,6 @@ def test_divide_factor(r):
         got.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
     for name, mean in got[0].items():
         assert torch.equal(got[1][name] * 2, mean), name
-
-
-# ---- training ------------------------------------------------------------------------------------------------------
 
 
 def _quantized_run(r, weights, gradients, mixed):

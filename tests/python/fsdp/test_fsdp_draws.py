@@ -1,20 +1,16 @@
 """The counter of the random draws of quantized FSDP2: no two share them, and a resumed run goes on with them."""
 
-import copy
-
 import pytest
 import torch
-import torch.distributed as dist
-from fsdp_model import batch, loss_of, make_model, shards_of, steps
+from fsdp_model import batch, expect_resumed, loss_of, make_model, steps
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torch_lowcomm as lc
 
 CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd4:bucket=256"}
-STEPS, SAVED_AFTER = 6, 3
 
 
 def _make(r):
@@ -26,28 +22,8 @@ def _make(r):
 @pytest.mark.parametrize("order", ["comms first", "comms last"])
 def test_a_resumed_run_draws_as_the_unbroken_one(r, order):
     """Stochastic weights and gradients: the resumed run's losses are those of the run without a break."""
-    r.init("lowcomm")
-    model, comms, optimizer = _make(r)
-    first = steps(r, model, optimizer, range(SAVED_AFTER))
-    weights, moments = copy.deepcopy(get_state_dict(model, optimizer))
-    counters = comms.state_dict()
-    rest = steps(r, model, optimizer, range(SAVED_AFTER, STEPS))
-    trained = shards_of(r, model)
-
-    dist.destroy_process_group()  # as in a fresh process: slots are given out anew
-    r.init("lowcomm")
-    again, its_comms, its_optimizer = _make(r)
-    if order == "comms first":
-        its_comms.load_state_dict(counters)
-    # Fills a fresh optimizer's state by a step at learning rate 0, which counts as none.
-    get_state_dict(again, its_optimizer)
-    set_state_dict(again, its_optimizer, model_state_dict=weights, optim_state_dict=moments)
-    if order == "comms last":
-        its_comms.load_state_dict(counters)
-    assert steps(r, again, its_optimizer, range(SAVED_AFTER, STEPS)) == rest
-    for name, shards in shards_of(r, again).items():
-        assert all(torch.equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
-    assert len(set(first + rest)) == STEPS
+    losses = expect_resumed(r, lambda: _make(r), comms_first=order == "comms first")
+    assert len(set(losses)) == 6
 
 
 def test_counters(r):

@@ -1,13 +1,10 @@
 """`lc.fsdp.quantize(master="quantized")`: the optimizer steps what every rank computed with (QSDP's Eq. 2)."""
 
-import copy
-
 import pytest
 import torch
 from collective_cases import bits
-from fsdp_model import CODED, Spy, batch, loss_of, make_model, shards_of, steps
+from fsdp_model import CODED, Spy, batch, expect_resumed, loss_of, make_model, shards_of
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -85,31 +82,18 @@ def test_an_exact_gather_leaves_the_shard_alone(r):
 @pytest.mark.parametrize(("weights", "after"), [("minmax4:bucket=128", "evaluation"), ("lattice6:bucket=256", "step")])
 def test_a_resumed_run_goes_on_bit_for_bit(r, weights, after):
     """A checkpoint after a step holds what the next gather encodes; after a forward pass, what it was decoded to."""
-    from torch import distributed as dist
 
-    r.init("lowcomm")
-    model, comms = _make(r, weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    steps(r, model, optimizer, range(3))
-    if after == "evaluation":
-        with torch.no_grad():
-            model(batch(r.rank, 99))
-    saved = copy.deepcopy(get_state_dict(model, optimizer))
-    state = comms.state_dict()
-    assert state["master.0"] == (after == "evaluation")
-    rest = steps(r, model, optimizer, range(3, 6))
-    trained = shards_of(r, model)
+    def make():
+        model, comms = _make(r, weights)
+        return model, comms, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    dist.destroy_process_group()  # as in a fresh process: slots are given out anew
-    r.init("lowcomm")
-    again, its_comms = _make(r, weights)
-    its_optimizer = torch.optim.AdamW(again.parameters(), lr=3e-3)
-    get_state_dict(again, its_optimizer)
-    set_state_dict(again, its_optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
-    its_comms.load_state_dict(state)
-    assert steps(r, again, its_optimizer, range(3, 6)) == rest
-    for name, shards in shards_of(r, again).items():
-        assert all(_equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
+    def visit(model, comms):
+        if after == "evaluation":
+            with torch.no_grad():
+                model(batch(r.rank, 99))
+        assert comms.state_dict()["master.0"] == (after == "evaluation")
+
+    expect_resumed(r, make, visit)
 
 
 def _regression(r, weights, master):

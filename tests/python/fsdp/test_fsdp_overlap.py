@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import bits
 from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole, wrapped
+from stages_case import Spoil
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -187,16 +188,6 @@ def test_a_killed_rank_is_named(r):
     expect_lost(r, model, 1, r"(?s)(all_gather|reduce_scatter).*rank 1\b")
 
 
-class _Spoils(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * float("nan")
-
-
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
     """A reduction that fails leaves the gradients that there were."""
@@ -207,7 +198,7 @@ def test_a_reduction_that_fails_changes_no_gradient(r, accumulated):
         loss_of(model, batch(r.rank, 0)).backward()
     before = {name: p.grad.to_local().clone() for name, p in model.named_parameters() if p.grad is not None}
     x = model[0](batch(r.rank, 1))
-    x = model[1](_Spoils.apply(x) if r.rank == 0 else x)  # the first block's gradients, reduced last
+    x = model[1](Spoil.apply(x, False, True) if r.rank == 0 else x)  # the first block's gradients, reduced last
     with pytest.raises(ValueError if r.rank == 0 else dist.DistBackendError, match="reduce_scatter|NaN|nan|finite"):
         x.square().mean().backward()
     for name, p in model[0].named_parameters():

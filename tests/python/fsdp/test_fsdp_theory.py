@@ -66,6 +66,14 @@ def test_theorem_2_on_a_quadratic(condition):
     assert sum(ends) / SEEDS <= best + epsilon
 
 
+def _f(x):
+    return (x.square() + 3 * x.sin().square()).sum().item()
+
+
+def _gradient(x):
+    return 2 * x + 3 * (2 * x).sin()
+
+
 def test_the_shift_converges_where_nearest_stops():
     """f = sum x^2 + 3·sin(x)^2, not convex, 8-smooth and 1/32-PL (Karimi, Nutini, Schmidt 2016), with its minimum 0 at 0.
 
@@ -74,34 +82,30 @@ def test_the_shift_converges_where_nearest_stops():
     """
     n, alpha, beta = 64, 1 / 32, 8.0
     eta, delta = 0.05, 0.024
-    f = lambda x: (x.square() + 3 * x.sin().square()).sum().item()  # noqa: E731
-    gradient = lambda x: 2 * x + 3 * (2 * x).sin()  # noqa: E731
     bound = n * beta**2 * delta**2 / (24 * eta * alpha)
     start = _nearest(delta)(torch.linspace(2.12, 2.26, n), 0, 0)
-    assert f(start) > 2 * bound
+    assert _f(start) > 2 * bound
 
-    stopped = _iterate(gradient, start, _nearest(delta), eta / beta, 1000)
+    stopped = _iterate(_gradient, start, _nearest(delta), eta / beta, 1000)
     assert torch.equal(stopped, start)
-    ends = [f(_iterate(gradient, start, _shifted(delta), eta / beta, 1000, seed)) for seed in range(SEEDS)]
+    ends = [_f(_iterate(_gradient, start, _shifted(delta), eta / beta, 1000, seed)) for seed in range(SEEDS)]
     assert sum(ends) / SEEDS <= bound
-    assert max(ends) < f(stopped) / 2
+    assert max(ends) < _f(stopped) / 2
 
 
 def test_quantized_gradients_add_their_variance():
     """Corollary 3's iteration, x <- Q_w(x - eta/beta·Q_g(f'(x))), Q_g the coin of Definition 12: variance below step^2/4."""
     n, alpha, beta = 64, 1 / 32, 8.0
     eta, delta, coin = 0.05, 0.024, 0.05
-    f = lambda x: (x.square() + 3 * x.sin().square()).sum().item()  # noqa: E731
-    gradient = lambda x: 2 * x + 3 * (2 * x).sin()  # noqa: E731
     added = beta / 2 * n * delta**2 / 12 + eta**2 / (2 * beta) * n * coin**2 / 4
     bound = added * beta / (eta * alpha)
     start = torch.linspace(2.12, 2.26, n)
-    assert f(start) > 2 * bound
+    assert _f(start) > 2 * bound
     ends = []
     for seed in range(SEEDS):
         x, quantize = start, _shifted(delta)
         for step in range(1000):
-            estimate = _rounded("qsgd", coin, gradient(x), seed=seed, stream=1, step=step)  # draws of its own
+            estimate = _rounded("qsgd", coin, _gradient(x), seed=seed, stream=1, step=step)  # draws of its own
             x = quantize(x - eta / beta * estimate, seed, step)
-        ends.append(f(x))
+        ends.append(_f(x))
     assert sum(ends) / SEEDS <= bound

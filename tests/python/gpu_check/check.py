@@ -5,6 +5,8 @@ import time
 
 import ranks
 
+from gpu_check.stages import TRAININGS
+
 RANKS = 2
 DEADLINE_S = 150.0
 
@@ -18,8 +20,12 @@ def on_this_rank(rank, name, device):
     from gpu_check.trial import Trial
 
     trial = Trial(rank, device)
-    stage = getattr(importlib.import_module(f"gpu_check.stages.{name}"), name)
-    facts = stage(trial)
+    if name in TRAININGS:
+        trainings = importlib.import_module("device_trainings")
+        trial.init()
+        facts = trial.compare(*(getattr(trainings, training) for training in TRAININGS[name]))
+    else:
+        facts = getattr(importlib.import_module(f"gpu_check.stages.{name}"), name)(trial)
     trial.end()
     return facts
 

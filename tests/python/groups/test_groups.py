@@ -15,9 +15,6 @@ from group_check import check_group
 CPU = torch.device("cpu")
 
 
-# ---- registration ------------------------------------------------------------------------------------------------
-
-
 def _register_again():
     """Importing registers, after torch has or not, and so may anybody any number of times: without a warning."""
     with warnings.catch_warnings():
@@ -54,14 +51,12 @@ def test_import_registers_where_torch_loads_no_plugins(r):
     dist.destroy_process_group()
 
 
-# ---- options and kinds of groups -----------------------------------------------------------------------------------
-
-
 def test_options(r):
     import torch_lowcomm as lc
 
     options = lc.Options(timeout=datetime.timedelta(seconds=50), min_bytes=1, seed=3, chunk_bytes=65536)
     shown = repr(options)
+    assert "min_bytes=1" in shown and "seed=3" in shown
     r.init("lowcomm", pg_options=options)
     check_group(r)
     other = dist.new_group(list(range(r.size)), pg_options=options, timeout=datetime.timedelta(seconds=20))

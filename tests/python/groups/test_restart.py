@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import threading
 import time
 import types
@@ -45,16 +44,7 @@ def test_workers_that_are_started_again_meet(tmp_path, rendezvous):
     """Each rank is killed once."""
     (tmp_path / "worker.py").write_text(WORKER)
     rendezvous = [str(ranks.free_port()) if word == "port" else word for word in rendezvous]
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *rendezvous,
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "2",
-    ]
+    launch = ranks.torchrun(2, *rendezvous, "--max-restarts", "2")
     environment = {"OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
     status, out, err = ranks.run_command([*launch, "worker.py"], deadline_s=120, cwd=tmp_path, env=environment)
     assert status == 0, f"{out}\n{err}"

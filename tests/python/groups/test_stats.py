@@ -87,20 +87,16 @@ def _on_the_wire(r):
     for stretch in range(3):
         dist.barrier()
         time.sleep(0.05)  # the barrier's last bytes belong to no stretch
-        r.say(f"quiet{stretch}.{r.rank}")
-        r.hear(f"quiet{stretch}.{1 - r.rank}")
+        r.meet_at(f"quiet{stretch}")
         lc.reset_stats()
         start = _sent_on_loopback()
-        r.say(f"read{stretch}.{r.rank}")
-        r.hear(f"read{stretch}.{1 - r.rank}")
+        r.meet_at(f"read{stretch}")
         for _ in range(8):
             dist.all_gather_into_tensor(out, mine)
-        r.say(f"done{stretch}.{r.rank}")
-        r.hear(f"done{stretch}.{1 - r.rank}")
+        r.meet_at(f"done{stretch}")
         sent = _sent_on_loopback() - start
         counted = torch.tensor([lc.stats()[dist.group.WORLD.group_name]["all_gather"]["wire_bytes"]])
-        r.say(f"counted{stretch}.{r.rank}")
-        r.hear(f"counted{stretch}.{1 - r.rank}")
+        r.meet_at(f"counted{stretch}")
         dist.all_reduce(counted)
         excess.append(sent / counted.item() - 1)
     return excess

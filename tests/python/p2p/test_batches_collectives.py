@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from collective_cases import bits, values
+from collective_cases import bits, rooted, values
 from compressed_by_hand import last_step, options
 from group_check import check_group
 from torch.distributed.distributed_c10d import _coalescing_manager, _world
@@ -59,6 +59,8 @@ def _wrong(r):
     world = dist.group.WORLD
     ranks, short, other = _outs(r), _outs(r, N)[:-1], [torch.zeros(N, dtype=torch.float64) for _ in range(r.size)]
     parts = list(whole.chunk(r.size))
+    gathering, astray = (rooted(dist.GatherOptions(), root) for root in (0, 7))
+    reducing, scattering = rooted(dist.ReduceOptions(), r.rank), rooted(dist.ScatterOptions(), 1 - r.rank)
     same_memory = "share memory"
     return {
         "all_gather": [
@@ -93,32 +95,14 @@ def _wrong(r):
             (ValueError, "multiple of 2 ranks", lambda: world.alltoall_base(torch.ones(3), torch.ones(3), [], [])),
         ],
         "broadcast": [(ValueError, same_memory, lambda: world.broadcast(shared, 1 - r.rank))],
-        "reduce": [(ValueError, same_memory, lambda: world.reduce([shared], _reduce(r.rank)))],
+        "reduce": [(ValueError, same_memory, lambda: world.reduce([shared], reducing))],
         "gather": [
-            (ValueError, "expected .* outputs on rank", lambda: world.gather([_outs(r, N)[:1]], [x], _gather(0))),
-            (ValueError, "expected a root", lambda: world.gather([ranks], [x], _gather(7))),
+            (ValueError, "expected .* outputs on rank", lambda: world.gather([_outs(r, N)[:1]], [x], gathering)),
+            (ValueError, "expected a root", lambda: world.gather([ranks], [x], astray)),
         ],
-        "scatter": [(ValueError, same_memory, lambda: world.scatter([shared], [], _scatter(1 - r.rank)))],
+        "scatter": [(ValueError, same_memory, lambda: world.scatter([shared], [], scattering))],
         "all_reduce": [(ValueError, same_memory, lambda: world.allreduce([shared]))],
     }
-
-
-def _reduce(root):
-    opts = dist.ReduceOptions()
-    opts.rootRank, opts.rootTensor = root, 0
-    return opts
-
-
-def _gather(root):
-    opts = dist.GatherOptions()
-    opts.rootRank = root
-    return opts
-
-
-def _scatter(root):
-    opts = dist.ScatterOptions()
-    opts.rootRank = root
-    return opts
 
 
 def _results(r, group, salt):
@@ -220,7 +204,7 @@ def test_an_op_that_fails_at_its_start_gives_back_its_residual(r):
     x = torch.ones(N)
     residual = lc.Residual(x)
     with pytest.raises(Exception, match="root"), _block(async_ops=True):
-        dist.group.WORLD.reduce([torch.ones(4)], _reduce(9))
+        dist.group.WORLD.reduce([torch.ones(4)], rooted(dist.ReduceOptions(), 9))
         lc.all_reduce(x, codec="sym8:bucket=64", residual=residual, async_op=True).wait()
     lc.all_reduce(x, codec="sym8:bucket=64", residual=residual)
     assert torch.allclose(x, torch.full((N,), float(r.size)), rtol=0.1)

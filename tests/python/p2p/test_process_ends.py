@@ -3,13 +3,12 @@
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from site_rank import wait_until_stopped
 
 # Rank 0's interpreter goes with its lock held from after the last handler at exit on, so that a thread which lets go of
 # a tensor then is stopped at the lock, and the process aborts. Rank 1 ends once rank 0's own handlers have run.
@@ -75,9 +74,7 @@ def _sends_to_a_stopped_rank(r):
         r.say("posted", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.send(torch.ones(10), 1, tag=2)
-    pid = r.hear("posted")
-    while Path(f"/proc/{pid}/stat").read_text().split()[2] != "T":
-        time.sleep(0.01)
+    wait_until_stopped(r.hear("posted"))
     dist.send(torch.ones(10), 1)
     dist.destroy_process_group()
 

@@ -46,7 +46,7 @@ def test_deepspeed(tmp_path, stage, gradients):
     recipes.needs("deepspeed")
     config = f'"stage": {stage}, "stage3_param_persistence_threshold": 0'  # else small parameters stay whole
     program = recipes.program("DeepSpeed").replace('"stage": 3', config)
-    launcher = [*recipes.TORCHRUN, "--nproc-per-node=2"]
+    launcher = ranks.torchrun(2, "--standalone")
     _expect_trained(tmp_path, program, "    model.step()\n", ["all_gather", gradients], *launcher)
 
 

@@ -257,13 +257,6 @@ def test_nothing_that_a_peer_sends_is_unpickled():
         assert all("weights_only=True" in line for line in text.splitlines() if "torch.load(" in line), path
 
 
-def test_options_are_frozen_and_printable():
-    options = lc.Options("reduce_scatter=qsgd4; all_gather=minmax8", min_bytes=1)
-    assert "qsgd4" in repr(options) and "min_bytes=1" in repr(options)
-    with pytest.raises(AttributeError):
-        options.min_bytes = 2
-
-
 def test_a_folder_of_its_name_does_not_hide_it(tmp_path):
     """A script next to a checkout: the folder, which has no `__init__.py`, is no package that comes before the installed one."""
     (tmp_path / "torch_lowcomm").mkdir()

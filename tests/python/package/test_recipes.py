@@ -130,7 +130,7 @@ state = lc.ddp.State(codec="sym8:bucket=128")
 def _recipe(tmp_path, body, *, run=()):
     script = tmp_path / "train.py"
     script.write_text(_MODEL + body)
-    command = [*recipes.TORCHRUN, "--nproc-per-node=2", *run, script, tmp_path]
+    command = [*ranks.torchrun(2, "--standalone"), *run, script, tmp_path]
     ended = ranks.run_command(command, deadline_s=recipes.DEADLINE_S, cwd=tmp_path, env=recipes.QUIET | POLICY)
     assert ended.code == 0, ended.text
     said = [(tmp_path / f"said{rank}").read_text().split() for rank in range(2)]

@@ -4,7 +4,6 @@ import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
-from test_pipeline_recovery import _Spoil
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,7 +30,7 @@ class _Spoilt(nn.Module):
         self.left -= 1
         if self.left == 0:
             self.meet()
-        return _Spoil.apply(self.layers(x), self.left == 0 and self.index == 0, False)
+        return case.Spoil.apply(self.layers(x), self.left == 0 and self.index == 0, False)
 
 
 def _wrapped(module, how, mesh):

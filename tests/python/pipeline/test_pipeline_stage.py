@@ -8,14 +8,6 @@ import torch.distributed as dist
 import torch_lowcomm as lc
 
 
-def _exact_gradients(count, x, y, dtype):
-    """Of the whole model, micro-batch by micro-batch as a schedule adds them."""
-    model = case.whole(count, dtype)
-    for part, target in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), strict=True):
-        (case.loss(model(part), target) / case.MICRO).backward()
-    return {i: [p.grad for p in stage.parameters()] for i, stage in enumerate(model)}
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [pytest.param(*p.values, torch.float32, marks=p.marks) for p in case.NAMES]
@@ -26,7 +18,7 @@ def _exact_gradients(count, x, y, dtype):
 def test_exact_stages_have_the_whole_models_gradients(r, name, dtype):
     schedule, stages = case.build(r.rank, r.size, name, micro=case.MICRO, dtype=dtype)
     x, y = (part.to(dtype) for part in case.batch())
-    want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, dtype)
+    want = case.exact_gradients(r.size * case.SCHEDULES[name][1], x, y, dtype)
     for _ in range(2):
         for stage in stages:
             stage.submod.zero_grad()
@@ -154,7 +146,7 @@ def test_evaluation_by_a_codec(r):
 def test_coded_stages_come_near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
     x, y = case.batch()
-    want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, torch.float32)
+    want = case.exact_gradients(r.size * case.SCHEDULES[name][1], x, y, torch.float32)
     options = {"forward": "sym8:bucket=128", "backward": "sym8:bucket=128", "cache": lc.pipeline.Cache()}
     schedule, stages = case.build(r.rank, r.size, name, **options)
     for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from diloco_model import differing
+from diloco_model import differing, train
 from kept_log import kept_log
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -25,19 +25,6 @@ def _fresh(dtype=torch.float32, **options):
     torch.manual_seed(7)
     model = ddp_model.Net().to(dtype)
     return model, lc.QuantizedAdam(model.named_parameters(), **{**SETTINGS, "warmup_steps": WARM, **options})
-
-
-def train(model, optimizer, rank, steps):
-    """Steps with these numbers; their losses."""
-    losses = []
-    for step in steps:
-        x, y = ddp_model.batch(rank, step)
-        loss = (model(x.to(next(model.parameters()).dtype), spare=True) - y).square().mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
 
 
 def _same_on_all_ranks(tensors):

@@ -14,7 +14,7 @@ A test whose first parameter is `r` is such a function; the mark `on` says which
 
 from ranks.alike import expect_alike
 from ranks.child import Rank
-from ranks.command import run_command
+from ranks.command import run_command, torchrun
 from ranks.job import RanksFailed, run_ranks
 from ranks.pool import Pool
 from ranks.ports import free_port
@@ -29,5 +29,6 @@ __all__ = [
     "free_port",
     "run_command",
     "run_ranks",
+    "torchrun",
     "zygote",
 ]

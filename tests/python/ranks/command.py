@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from typing import NamedTuple
 
@@ -24,6 +25,11 @@ class CommandResult(NamedTuple):
     @property
     def text(self):
         return f"{self.out}\n{self.err}"
+
+
+def torchrun(size, *options):
+    """The words in front of a program that torchrun starts as so many ranks."""
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *options]
 
 
 def run_command(args, *, deadline_s, env=None, cwd=None, patience_s=PATIENCE_S):

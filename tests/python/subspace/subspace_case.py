@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.families import new_cache
 from torch_lowcomm.subspace.grassmann import turned
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
@@ -109,6 +110,17 @@ def by_hand(model, ids, new, temperature=0.0, seed=0):
             chosen = torch.multinomial(torch.softmax(last / temperature, -1), 1, generator=draws)
         ids = torch.cat((ids, chosen), dim=1)
     return ids
+
+
+def expect_cached(stages, ids, whole, times):
+    """Stages that keep keys and values give the whole's outputs, part by part of so many positions."""
+    caches, start = [new_cache(stage.subspace_parts, stage) for stage in stages], 0
+    for time in times:
+        part = x = ids[:, start : start + time]
+        for stage, cache in zip(stages, caches, strict=True):
+            x = stage(x, ids=part, start=start, cache=cache)
+        assert apart(x, whole[:, start : start + time]) < 1e-12
+        start += time
 
 
 def gradients(model):

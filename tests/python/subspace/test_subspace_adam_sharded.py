@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from diloco_model import differing
+from fsdp_model import whole
 from subspace_adam_model import backward, fresh
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -82,10 +83,6 @@ def _train(model, optimizer, steps):
         optimizer.zero_grad()
 
 
-def _whole(model):
-    return {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
-
-
 @pytest.mark.parametrize(("dtype", "variant"), [(torch.float64, "project_all"), (torch.float32, "rows")], ids=str)
 @pytest.mark.on("pair", group={})
 def test_shards_are_one_process(r, dtype, variant):
@@ -106,7 +103,7 @@ def test_shards_are_one_process(r, dtype, variant):
                 other.change_basis(small.vectors(), small.turned())
                 net.embedding.subspace_basis.change(small.turned())
     tolerance = {"rtol": 0, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-5}
-    for name, value in _whole(model).items():
+    for name, value in whole(model).items():
         torch.testing.assert_close(value, dict(plain.named_parameters())[name].detach(), **tolerance)
     assert max(optimizer.distances().values()) < (1e-13 if dtype == torch.float64 else 1e-5)
     down = optimizer.state[model.blocks[0].down.weight]
@@ -120,7 +117,7 @@ def _one_process(model, optimizer, plain):
     one = lc.SubspaceAdamW(plain, **SETTINGS)
     _train(model, optimizer, range(5))
     _train(plain, one, range(5))
-    for name, value in _whole(model).items():
+    for name, value in whole(model).items():
         torch.testing.assert_close(value, dict(plain.named_parameters())[name].detach(), rtol=0, atol=1e-12)
 
 
@@ -175,14 +172,14 @@ def test_checkpoints_of_shards(r):
         checkpoint_id=r.path("dcp"),
     )
     _train(model, optimizer, range(5, 10))
-    want = _whole(model)
+    want = whole(model)
     again, other = _sharded(torch.float32, mesh, seed=8)
     kept = {"model": again.state_dict(), "optimizer": get_optimizer_state_dict(again, other)}
     dcp.load(kept, checkpoint_id=r.path("dcp"))
     again.load_state_dict(kept["model"])
     set_optimizer_state_dict(again, other, kept["optimizer"])
     _train(again, other, range(5, 10))
-    assert not differing(_whole(again), want)
+    assert not differing(whole(again), want)
 
     alone = fresh(torch.float32, seed=8)
     one = lc.SubspaceAdamW(alone)

@@ -7,7 +7,6 @@ import subspace_case as case
 import torch
 
 import torch_lowcomm as lc
-from torch_lowcomm.subspace.families import new_cache
 
 
 def test_what_travels():
@@ -49,16 +48,11 @@ def test_frozen_positions(kind):
     whole = model(ids).detach()
     assert case.apart(case.chain(stages, ids), whole) < 1e-12
     assert [any("positions" in name for name in stage.state_dict()) for stage in stages] == [True, False, False]
-    caches, start = [new_cache(stage.subspace_parts, stage) for stage in stages], 0
     state = lc.subspace.merge_states(stage.state_dict() for stage in stages)
     for stage in stages:  # the table is the first one's, and no stage refuses the others' parts
         stage.load_state_dict(state)
-    for time in (6, 1, 3):  # positions of a part begin where the part does, on both sides of a boundary
-        part = x = ids[:, start : start + time]
-        for stage, cache in zip(stages, caches, strict=True):
-            x = stage(x, ids=part, start=start, cache=cache)
-        assert case.apart(x, whole[:, start : start + time]) < 1e-12
-        start += time
+    # Positions of a part begin where the part does, on both sides of a boundary.
+    case.expect_cached(stages, ids, whole, (6, 1, 3))
 
 
 def test_more_positions_than_the_table_has():

@@ -11,7 +11,6 @@ from model import GPT, Config
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline.boundary import FIRST_EDGE
 from torch_lowcomm.pipeline.edge import Edge
-from torch_lowcomm.subspace.families import new_cache
 
 NEW = 20
 GREEDY, SAMPLED = {}, {"temperature": 0.8, "seed": 3}
@@ -83,16 +82,9 @@ def test_caches_of_stages(kind):
     """Each stage keeps the keys and values of its own blocks: prompts, then one position a time, then three at once."""
     if kind != "gpt":
         pytest.importorskip("transformers", reason="no package transformers")
-    model, ids, start = _model(kind), case.ids(96, time=16), 0
+    model, ids = _model(kind), case.ids(96, time=16)
     stages = case.cuts(model, 3)
-    caches = [new_cache(stage.subspace_parts, stage) for stage in stages]
-    whole = case.logits(model, ids)
-    for time in (10, 1, 1, 3, 1):
-        part = x = ids[:, start : start + time]
-        for stage, cache in zip(stages, caches, strict=True):
-            x = stage(x, ids=part, start=start, cache=cache)
-        assert case.apart(x, whole[:, start : start + time]) < 1e-12
-        start += time
+    case.expect_cached(stages, ids, case.logits(model, ids), (10, 1, 1, 3, 1))
 
 
 @pytest.mark.later

@@ -25,8 +25,8 @@ def pipeline(r, name, layers, dtype, wrap=lambda part: part, constraint=None, **
     return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=case.loss), stages
 
 
-def _batch(step=0):
-    text = case.ids(batch=2 * MICRO, time=case.TIME + 1, seed=step)
+def _batch(step=0, rows=2 * MICRO):
+    text = case.ids(batch=rows, time=case.TIME + 1, seed=step)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 

@@ -107,9 +107,6 @@ def test_who_listens_sees_elements_only_without_a_secret(r, secret):
         tap.close()
 
 
-# ---- secrets that are wrong ----
-
-
 ANOTHER = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
 SHORT = "LOWCOMM_SECRET: expected 32 random bytes as text .* got 11 characters"
 WRONG = {  # a text and an error for each rank; tests/cpp/transport/secret_test.cpp has what else a text and a file cannot be
@@ -159,9 +156,6 @@ def test_a_process_that_ends_with_its_group_ends_cleanly(r):
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym8", **OPTIONS))
     for _ in range(3):
         dist.all_reduce(torch.ones(100_000))
-
-
-# ---- the command line and the document ----
 
 
 def _command(*arguments, **environment):

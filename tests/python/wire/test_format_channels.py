@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from format_reader.by_page import ended, with_library
-from format_reader.conversation import fnv1a
-from format_reader.filling import plan
+from format_reader.by_page import channel_of, ended, with_library
+from format_reader.filling import fnv1a, plan
 from format_reader.frame import Header
 from format_reader.samples import Samples
 from format_reader.spec import IDS
@@ -26,30 +25,14 @@ def activations(batch: list[int], visit: int) -> torch.Tensor:
     return torch.stack(rows) + 0.1 * drift
 
 
-def channel_of(group: object, codec: str, memory: object) -> object:
-    """The library's end."""
-    return _C.BoundaryChannel(
-        group,
-        1,
-        CHANNEL,
-        dtype=torch.float32,
-        codec=codec,
-        first=FIRST,
-        channels=ELEMENTS,
-        memory=memory,
-        edge="",
-        part="",
-    )
-
-
 @pytest.mark.parametrize("codec", ["gauss2:bucket=512", "sym4:bucket=64"])
 def test_changes_to_a_rank_that_follows_the_page(codec):
     memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send_all(group, _):
-        channel = channel_of(group, codec, memory)
+        end = channel_of(group, CHANNEL, codec, FIRST, ELEMENTS, memory)
         for visit, batch in enumerate(BATCHES):
-            channel.send(activations(batch, visit), batch).wait()
+            end.send(activations(batch, visit), batch).wait()
 
     thread, errors, peer, done = with_library("", send_all, torch.empty(0))
     samples = Samples(ELEMENTS, codec, FIRST)
@@ -77,9 +60,9 @@ def test_changes_from_a_rank_that_follows_the_page():
     got = [torch.empty(2, ELEMENTS), torch.empty(2, ELEMENTS)]
 
     def receive_both(group, _):
-        channel = channel_of(group, "minmax4:bucket=64", memory)
+        end = channel_of(group, CHANNEL, "minmax4:bucket=64", FIRST, ELEMENTS, memory)
         for y in got:
-            channel.recv(y, batch).wait()
+            end.recv(y, batch).wait()
 
     thread, errors, peer, done = with_library("", receive_both, torch.empty(0))
     samples, values = Samples(ELEMENTS, "minmax4:bucket=64", FIRST), []
@@ -113,7 +96,8 @@ def test_samples_that_differ_are_answered_by_error_frames():
     memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send(group, _):
-        channel_of(group, "gauss2", memory).send(activations([1, 2], 0), [1, 2]).wait()
+        end = channel_of(group, CHANNEL, "gauss2", FIRST, ELEMENTS, memory)
+        end.send(activations([1, 2], 0), [1, 2]).wait()
 
     thread, errors, peer, done = with_library("", send, torch.empty(0))
     samples = Samples(ELEMENTS, "gauss2", FIRST)

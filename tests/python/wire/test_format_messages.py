@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
-from format_reader.by_page import ended, with_library
-from format_reader.conversation import fnv1a
-from format_reader.filling import Segment, plan
+from format_reader.by_page import channel_of, ended, with_library
+from format_reader.filling import Segment, fnv1a, plan
 from format_reader.frame import Header
 from format_reader.spec import IDS
 from torch.distributed import DistBackendError
@@ -66,23 +65,17 @@ def test_a_message_that_differs_is_answered_by_error_frames():
     assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in str(errors[0])
 
 
-def _channel(group: object, number: int) -> _C.BoundaryChannel:
-    return _C.BoundaryChannel(
-        group, 1, number, dtype=torch.float32, codec="", first="", channels=1, memory=None, edge="", part=""
-    )
-
-
 def test_a_withdrawal_is_answered_and_the_block_begins_anew():
     x, refusals = torch.arange(100.0), []
 
     def part(group: object, x: torch.Tensor) -> None:
         try:  # the withdrawal may come before the message is posted, or after it
-            _channel(group, 8193).send(x, []).wait()
+            channel_of(group, 8193).send(x, []).wait()
         except DistBackendError as error:
             refusals.append(str(error))
         _C.ChannelBlock(group, 1, 2).resume()
-        _channel(group, 8192).send(x, []).wait()
-        _channel(group, 8193).send(x, []).wait()
+        channel_of(group, 8192).send(x, []).wait()
+        channel_of(group, 8193).send(x, []).wait()
 
     thread, errors, peer, done = with_library("", part, x)
     description = "dtype=float32\nelements=100\nsamples=\nmemory=\ncodec=none\n"

@@ -114,7 +114,6 @@ T atomicOr(T* at, T value) {
   return before;
 }
 
-// ---- the runtime ----
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidDevice = 101 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };

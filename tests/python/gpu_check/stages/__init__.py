@@ -1,4 +1,4 @@
-"""A stage is a file here with a function of the same name, which gets a `Trial` on each of two ranks."""
+"""A stage is a file here with a function of the same name, which gets a `Trial` on each of two ranks, or is in `TRAININGS`."""
 
 # In the order in which a fault in one would explain faults in those after it. By name: what starts them does not import
 # the extension, which may not be built yet.
@@ -21,3 +21,11 @@ STAGES = (
     "nccl_one",
     "speed",
 )
+
+# Those that train on the device as on the host, and check nothing else: the trainings' names.
+TRAININGS = {
+    "pipeline": ("pipeline", "pipeline_of_changes"),
+    "subspace": ("subspace",),
+    "adam": ("quantized_adam",),
+    "two_level": ("two_level", "fsdp2_over_hosts", "fsdp2_on_one_host"),
+}
