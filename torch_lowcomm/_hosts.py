@@ -59,7 +59,7 @@ def table_of_mesh(who: str, mesh: DeviceMesh) -> torch.Tensor:
 
 def rows_of(backend: _C.LowcommBackend) -> list[list[int]]:
     """Returns the global ranks of each host of a group: hosts of one network namespace of one machine, as group members found."""
-    rows: dict[int, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for rank, host in zip(backend.options.global_ranks_in_group, backend.hosts, strict=True):
         rows.setdefault(host, []).append(rank)
     return list(rows.values())

@@ -31,7 +31,7 @@ class Group {
   const std::shared_ptr<CallbackThreads> callbacks{new CallbackThreads, UnlessForked()};
   Stats stats;
   std::atomic<uint64_t> sequence{0};  // the number of the last op
-  std::vector<int> hosts;             // by rank: the number of its host (engine/handshake.h)
+  std::vector<std::string> hosts;     // by rank (engine/handshake.h)
 
   const std::string& name() const { return options->group_name; }
 

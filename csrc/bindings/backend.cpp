@@ -136,10 +136,6 @@ py::dict dictOf(const std::map<std::string, OpStats>& all, int this_rank) {
   return ops;
 }
 
-py::dict statsOf(const LowcommBackend& backend) {
-  return dictOf(backend.group().stats.snapshot(), backend.getRank());
-}
-
 }  // namespace
 
 void bindBackend(py::module_& m) {
@@ -268,7 +264,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("group_name", [](const LowcommBackend& b) { return b.group().name(); })
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
-      .def("stats", &statsOf)
+      .def("stats", [](const LowcommBackend& b) { return dictOf(b.group().stats.snapshot(), b.getRank()); })
       .def("flight_record", &LowcommBackend::flightRecord)
       .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
       .def(

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 
@@ -44,17 +45,6 @@ std::string takeHost(std::string& hello) {
   return host;
 }
 
-std::vector<int> numbered(const std::vector<std::string>& hosts) {
-  std::vector<std::string> known;
-  std::vector<int> numbers;
-  for (const std::string& host : hosts) {
-    const auto found = std::find(known.begin(), known.end(), host);
-    numbers.push_back(static_cast<int>(found - known.begin()));
-    if (found == known.end()) known.push_back(host);
-  }
-  return numbers;
-}
-
 }  // namespace
 
 // A machine's name and boot tell machines apart, as for NCCL; a namespace has network interfaces of its own.
@@ -85,7 +75,7 @@ Handshake handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues&
     }
   }
   if (rank != 0) epoch = static_cast<uint32_t>(std::stoul(fetch(rendezvous, kEpochKey, 0, timeout)));
-  return {epoch, numbered(hosts)};
+  return {epoch, std::move(hosts)};
 }
 
 void refuseHandshake(Rendezvous& rendezvous, int rank, const std::string& why) {

@@ -16,8 +16,8 @@ std::string thisHost();
 
 // The ranks of a group that have met.
 struct Handshake {
-  uint32_t epoch;          // drawn by rank 0
-  std::vector<int> hosts;  // by rank: the number of its host, which counts hosts in the order of their first ranks
+  uint32_t epoch;                  // drawn by rank 0
+  std::vector<std::string> hosts;  // by rank
 };
 
 // Ranks of a group that is being made compare their wire version and every option, before any connection between them

@@ -14,7 +14,7 @@ namespace {
 
 Layout layoutOf(const std::vector<uint32_t>& versions, uint64_t elements, const DeltaCodecs& codecs) {
   const auto codecOf = [&](uint32_t version) -> const CodecSpec& {
-    if (version == kNotKept) return *codecs.overflow;
+    if (version == kNotKept) return codecs.overflow ? *codecs.overflow : codecs.first;
     return version > 0 ? codecs.seen : codecs.first;
   };
   std::vector<Segment> segments;
@@ -39,11 +39,6 @@ SampleUpdate::SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uin
   try {
     for (uint64_t sample : samples_) {
       versions_.push_back(memory_->admit(sample));
-      if (versions_.back() != kNotKept || codecs.overflow) continue;
-      throw ValueError("memory of samples: sample " + std::to_string(sample) +
-                       ": expected at most max_bytes=" + std::to_string(memory_->maxBytes()) +
-                       " (overflow=error), got " + std::to_string(memory_->bytes()) + " bytes in use and a slot of " +
-                       std::to_string(memory_->format().slotBytes()) + " more");
     }
     layout_ = layoutOf(versions_, elements(), codecs);
   } catch (...) {

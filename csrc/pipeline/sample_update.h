@@ -16,8 +16,8 @@
 namespace lowcomm {
 
 // How a channel encodes its samples: `seen` what changed since a sample's last visit, `first` the sample itself at its
-// first one, `overflow` the sample itself where the memory has no room for it; without the latter, a message with such
-// a sample is refused. Where one has axis=channel it has its number of channels too.
+// first one, `overflow` the sample itself where the memory has no room for it, as `first` does without. Where one has
+// axis=channel it has its number of channels too.
 struct DeltaCodecs {
   CodecSpec seen;
   CodecSpec first;
@@ -33,7 +33,6 @@ struct DeltaCodecs {
 //   update.commit();
 class SampleUpdate {
  public:
-  // ValueError for a sample without room if codecs.overflow is `none`.
   SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples, const DeltaCodecs& codecs);
   ~SampleUpdate();
 

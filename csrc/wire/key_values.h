@@ -8,7 +8,6 @@
 namespace lowcomm {
 
 // The fields that ranks must agree on before they talk: an ordered list of named fields ("wire_version", "policy",
-// "min_bytes",
 // ...). A rank that cannot join says why in a field "error".
 struct KeyValues {
   std::vector<std::pair<std::string, std::string>> fields;

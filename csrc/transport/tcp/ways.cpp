@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <thread>
 
@@ -124,16 +123,9 @@ std::vector<double> measure(Endpoint& endpoint, const Route& route, const Addres
   return seconds;
 }
 
-// What this process has found out, by the process it leads to.
-struct Known {
-  std::mutex mutex;
-  std::map<uint64_t, std::string> ways;  // "": the addresses as they are
-};
-
-Known& known() {
-  static Known* made = new Known;
-  return *made;
-}
+// What this process has found out, by the process it leads to; "": the addresses as they are.
+std::mutex known_mutex;
+std::map<uint64_t, std::string> known;
 
 // The text of the fastest way; "" to keep the addresses as they are.
 std::string fastest(Endpoint& endpoint, const Route& route, Link& control, Clock::time_point end) {
@@ -160,20 +152,19 @@ bool isWay(const std::string& address) {
 }
 
 void takeFastestWay(Endpoint& endpoint, Route& route, Link& control, Clock::time_point end) {
-  std::optional<std::string> taken;
-  {
-    std::lock_guard lock(known().mutex);
-    const auto found = known().ways.find(route.peer_incarnation);
-    if (found != known().ways.end()) taken = found->second;
+  std::unique_lock lock(known_mutex);
+  auto found = known.find(route.peer_incarnation);
+  if (found == known.end()) {
+    lock.unlock();
+    const bool direct = endpoint.locked([&] { return control.report().path; }) == "direct";
+    const std::string taken = direct ? fastest(endpoint, route, control, end) : "";
+    lock.lock();
+    found = known.insert_or_assign(route.peer_incarnation, taken).first;
   }
-  if (!taken) {
-    taken = endpoint.locked([&] { return control.report().path; }) == "direct" ? fastest(endpoint, route, control, end)
-                                                                               : "";
-    std::lock_guard lock(known().mutex);
-    known().ways[route.peer_incarnation] = *taken;
-  }
+  const std::string taken = found->second;
+  lock.unlock();
   std::stable_partition(route.addresses.begin(), route.addresses.end(),
-                        [&](const auto& address) { return address.first == *taken; });
+                        [&](const auto& address) { return address.first == taken; });
   // Empty: the control channel may outlive a wait that an error ends, and the memory of what it waits for.
   const auto sent = control.channel.send(kDecided, {}, endpoint.takePlace());
   endpoint.wake();

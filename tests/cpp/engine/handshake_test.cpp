@@ -20,10 +20,10 @@ KeyValues saying(const std::string& key, const std::string& value) {
   return hello;
 }
 
-std::string numbers(const std::vector<int>& hosts) {
+std::string joined(const std::vector<std::string>& hosts) {
   std::string text;
-  for (const int host : hosts)
-    text += " " + std::to_string(host);
+  for (const std::string& host : hosts)
+    text += " " + host;
   return text;
 }
 
@@ -34,8 +34,8 @@ std::vector<std::string> shaken(Rendezvous& rendezvous, const std::vector<KeyVal
     ranks.push_back(std::async(std::launch::async, [&, rank]() -> std::string {
       try {
         const Handshake met = handshake(rendezvous, static_cast<int>(rank), static_cast<int>(hellos.size()),
-                                        hellos[rank], "host " + std::to_string(rank % 2), 20s);
-        return std::to_string(met.epoch) + numbers(met.hosts);
+                                        hellos[rank], std::to_string(rank % 2), 20s);
+        return std::to_string(met.epoch) + joined(met.hosts);
       } catch (const PeerError& error) {
         return error.what();
       }

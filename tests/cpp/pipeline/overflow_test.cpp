@@ -62,19 +62,6 @@ TEST(Overflow, SamplesWithoutRoomTravelByThemselves) {
   }
 }
 
-TEST(Overflow, OrIsAnErrorBeforeAnythingIsSent) {
-  Ranks ranks(2);
-  BoundedBoundary boundary(ranks, codecsOf("gauss4", ""), 1, 1);
-  const auto result = boundary.move(ranks, activations(DType::float32, {1, 2}, 0), {1, 2});
-  for (const std::string& error : result.errors) {
-    EXPECT_TRUE(
-        holds(error, {"sample 2: expected at most max_bytes=12005 (overflow=error), got 0 bytes in use and a slot "
-                      "of 12000 more"}))
-        << error;
-  }
-  EXPECT_EQ(boundary.move(ranks, activations(DType::float32, {1}, 0), {1}).errors[0], "") << "its room was let go";
-}
-
 TEST(Overflow, AMessageThatFailsGivesItsRoomBack) {
   Ranks ranks(2);
   BoundedBoundary boundary(ranks, withOverflow("minmax8"), 1, 1);
