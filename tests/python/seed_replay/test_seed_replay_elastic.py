@@ -100,7 +100,8 @@ def test_goes_on_from_checkpoints_at_another_store(r, tmp_path):
             raise ConnectionError(f"as if it had not come: {len(record)} bytes")
 
         machine.opt._exchange.exchange = lost
-    r.meet_at("at30", DEADLINE_S)
+    r.say(f"at30{r.rank}")
+    r.hear(f"at30{1 - r.rank}", DEADLINE_S)
     if r.rank == 1:
         machine.until(31)
         r.say("gone")
@@ -121,7 +122,8 @@ def test_goes_on_from_checkpoints_at_another_store(r, tmp_path):
     back.until(40)
     ended = back.core.checksum(), back.opt.iteration
     back.opt.leave()
-    r.meet_at("ended", DEADLINE_S)
+    r.say(f"ended{r.rank}")
+    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
     return ended
 
 
