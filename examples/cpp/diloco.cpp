@@ -103,7 +103,8 @@ void runProcess(int rank, int ranks, const char* folder, const std::vector<torch
   lowcomm::FileRendezvous rendezvous(folder);
   lowcomm::GroupConfig config;
   // What the ranks of a group have to agree on is compared before they connect.
-  config.epoch = lowcomm::handshake(rendezvous, rank, ranks, lowcomm::KeyValues{{{"program", "diloco"}}}, kTimeout);
+  const lowcomm::KeyValues greeting{{{"program", "diloco"}}};
+  config.epoch = lowcomm::handshake(rendezvous, rank, ranks, greeting, lowcomm::thisHost(), kTimeout).epoch;
   lowcomm::Engine engine(lowcomm::connectTcp(rendezvous, rank, ranks, /*connections=*/1, kTimeout), config);
   print(rank, train(rank, engine, start));
 }

@@ -13,6 +13,7 @@ from diloco_model import differing
 from torch.distributed.pipelining import Schedule1F1B
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace import grassmann
 
 EVERY, VICTIM = 2, 1
 
@@ -97,14 +98,18 @@ def _spoil(subspace, phase):
     """This rank dies in a phase of its next switch."""
     if phase == "confirm, half said":
 
-        def say(number):
-            numbers = torch.empty(3, dtype=torch.int64)
-            work = dist.all_gather_into_tensor(numbers, torch.tensor([number]), async_op=True)
-            while not any(numbers.tolist()[::2]):  # it has heard of one at least
+        def say(number, group):  # as all_gather_json does
+            mine = torch.frombuffer(bytearray(str(number).encode()), dtype=torch.uint8)
+            lengths = torch.empty(3, dtype=torch.int64)
+            dist.all_gather_into_tensor(lengths, torch.tensor([len(mine)]), group=group)
+            texts = torch.zeros(3, int(lengths.max()), dtype=torch.uint8)
+            padded = torch.nn.functional.pad(mine, (0, texts.shape[1] - len(mine)))
+            work = dist.all_gather_into_tensor(texts.view(-1), padded, group=group, async_op=True)
+            while not texts[::2].any():  # it has heard of one at least
                 pass
             _die(work)
 
-        subspace._gather = say
+        grassmann.all_gather_json = say
     else:
         subspace._commit = _die
 
