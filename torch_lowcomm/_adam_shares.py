@@ -59,11 +59,11 @@ class AdamShares:
         """
         lengths = [tensor.numel() for tensor in self._tensors]
         device = self._tensors[0].device if self._tensors else None
-        flats = torch.zeros(sum(lengths), device=device).split(lengths)
+        whole = torch.zeros(sum(lengths), device=device)
+        flats = whole.split(lengths)
         for flat, tensor, gradient in zip(flats, self._tensors, gradients, strict=True):
             if gradient is not None:
-                flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(gradient)
-        whole = flats[0].as_strided((sum(lengths),), (1,), 0) if flats else torch.zeros(0)
+                flat.as_strided(tensor.shape, tensor.stride()).copy_(gradient)
         if scale != 1:
             whole.mul_(scale)
         self._levels.average_inside(whole)

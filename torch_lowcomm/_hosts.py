@@ -12,7 +12,9 @@ from torch_lowcomm._log import logger
 AUTO, FLAT = "auto", "flat"
 
 
-def hosts_of(who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str | list[list[int]]) -> torch.Tensor | None:
+def hosts_of(
+    who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str | list[list[int]], *, least: int = 2
+) -> torch.Tensor | None:
     """Returns the table of a group's hosts; None where every rank is to send for itself.
 
     Args:
@@ -20,19 +22,21 @@ def hosts_of(who: str, backend: _C.LowcommBackend, hosts: DeviceMesh | str | lis
         backend: The group's.
         hosts: "auto": what the machines' kernels say, if several hosts have several ranks, each as many; "flat": None; or a
             mesh of the group's ranks, whose first dimension goes along hosts; or the rows of a table, which a copy has.
+        least: Hosts that a mesh has, or more.
 
     Raises:
         TypeError: `hosts` is of another type.
-        ValueError: Another text, or a mesh of other dimensions or ranks.
+        ValueError: Another text, or a mesh of other dimensions or ranks, or of too few hosts.
     """
-    if isinstance(hosts, list):
-        return torch.tensor(hosts)
-    if not isinstance(hosts, DeviceMesh | str):
+    if not isinstance(hosts, DeviceMesh | str | list):
         raise TypeError(f"{who}: hosts: expected {AUTO!r}, {FLAT!r} or a DeviceMesh, got {type(hosts).__name__}")
-    if isinstance(hosts, DeviceMesh):
-        table, ranks = table_of_mesh(who, hosts), backend.options.global_ranks_in_group
-        if sorted(table.flatten().tolist()) != sorted(ranks):
-            raise ValueError(f"{who}: hosts: expected a mesh of the group's ranks {ranks}, got {table.tolist()}")
+    if not isinstance(hosts, str):
+        table = torch.tensor(hosts) if isinstance(hosts, list) else table_of_mesh(who, hosts)
+        ranks = backend.options.global_ranks_in_group
+        if sorted(table.flatten().tolist()) != sorted(ranks) or len(table) < least:
+            raise ValueError(
+                f"{who}: hosts: expected {least} hosts or more, of the group's ranks {ranks}, got {table.tolist()}"
+            )
         return table
     if hosts == AUTO:
         rows = rows_of(backend)

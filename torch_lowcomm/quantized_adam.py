@@ -236,7 +236,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
         return {
             "state": {
                 numbers[id(p)]: _summed(
-                    {_key(name, share): tensor if share else _like(p, name, tensor) for name, tensor in state.items()}
+                    {_key(name, share): self._shown(p, name, tensor) for name, tensor in state.items()}
                 )
                 for p, state in zip(self._trained, self._core.state(), strict=True)
             },
@@ -272,9 +272,10 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
     def _show_moments(self) -> None:
         """Puts the core's moments where torch's tools look for an optimizer's state. The residuals' memory changes."""
         for p, state in zip(self._trained, self._core.state(), strict=True):
-            moments = {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
-            whole = self._shares is None
-            self.state[p] = {name: _like(p, name, moment) if whole else moment for name, moment in moments.items()}
+            self.state[p] = {name: self._shown(p, name, state[name]) for name in ("exp_avg", "exp_avg_sq")}
+
+    def _shown(self, parameter: torch.Tensor, name: str, state: Any) -> Any:
+        return _like(parameter, name, state) if self._shares is None else state  # a share's is flat
 
 
 def _like(parameter: torch.Tensor, name: str, state: Any) -> Any:

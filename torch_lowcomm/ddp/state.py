@@ -13,10 +13,8 @@ from torch.futures import Future
 from torch_lowcomm import _C
 from torch_lowcomm._checksum import checksum, expect_checksum
 from torch_lowcomm._ddp_around import without_ddp
-from torch_lowcomm._host_levels import HostLevels
 from torch_lowcomm._hosts import AUTO, FLAT, hosts_of
 from torch_lowcomm._log import logger
-from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.ddp.parameters import Entry, Named, Parameters, StateOptions
 from torch_lowcomm.ddp.step import Step, Way
 from torch_lowcomm.groups import backend_of
@@ -60,7 +58,8 @@ class State:
     there is no group yet (Lightning's `ddp_comm_state`), they do so at the first step. Each model needs a separate State.
 
     `torch.save`, pickle and deepcopy of a DDP model copy its State too: with the steps, the factors and this rank's residuals,
-    for the default group of the process that loads it. Residuals of other ranks begin at 0. All ranks load a copy, or none.
+    for the default group of the process that loads it, on the same hosts. Residuals of other ranks begin at 0. All ranks load a
+    copy, or none.
 
     Args:
         process_group: The group of the DDP model, of backend lowcomm; None for the default group.
@@ -121,7 +120,7 @@ class State:
     def _start(self) -> None:
         """Sets what a State begins with, before it has a group."""
         self._connected: _Connection | None = None
-        self._copied: dict[str, Any] | None = None
+        self._copied: tuple[Any, dict[str, Any]] | None = None  # Way.rows and tensors
         self._step: Step | None = None
         self._steps, self._scale = 0, 1.0
         self._sparse: set[str] = set()
@@ -136,16 +135,17 @@ class State:
             raise
         own = {"grad_scaler": self._scaler is not None, "steps": self._steps, "hosts": _text(table)}
         _agree(backend, {**dataclasses.asdict(self._options), **own})
-        levels = None if table is None else HostLevels(table, "none", backend.options.timeout)
-        group = self._group if self._group is not None else dist.group.WORLD
-        way = Way(group, levels, None if levels is None else OpQueue("lowcomm-ddp"))
+        way = Way.over(self._group if self._group is not None else dist.group.WORLD, table, backend.options.timeout)
         coding = backend_of(way.coding)
         try:
             parameters = Parameters(
-                coding, self._options, self._named, fixed=self._fixed, rank=backend.rank(), levels=levels
+                coding, self._options, self._named, fixed=self._fixed, rank=backend.rank(), levels=way.levels
             )
             if self._copied is not None:
-                parameters.load_own(self._copied)
+                rows, tensors = self._copied
+                if rows != way.rows:
+                    raise ValueError(f"ddp.State: expected a copy from the same hosts, {way.rows}, got one from {rows}")
+                parameters.load_own(tensors)
         except Exception as error:
             _refuse(backend, error)
             raise
@@ -220,10 +220,10 @@ class State:
             "rank<r>.<parameter>.residual": float32 of the parameter's shape or of this rank's share, or the bytes of 8 bits,
             "<parameter>.factor": float32 [rank, columns], "rank<r>.crc"}. The tensors are the state's own: do not write to them.
         """
-        backend, parameters = self._on_group().backend, self._on_group().parameters
+        backend, way, _, parameters = self._on_group()
         state = {
             "world_size": backend.size(),
-            "hosts": self._on_group().way.rows,
+            "hosts": way.rows,
             "steps": self._steps,
             "grad_scale": self._scale,
             **self._options.of_state(),
@@ -239,8 +239,8 @@ class State:
                 the group or kind, does not fit a parameter, or is damaged or was changed, by its checksum. Nothing has changed.
                 A parameter that is not known yet raises it when it comes.
         """
-        backend, parameters = self._on_group().backend, self._on_group().parameters
-        fixed = {"world_size": backend.size(), "hosts": self._on_group().way.rows, **self._options.of_state()}
+        backend, way, _, parameters = self._on_group()
+        fixed = {"world_size": backend.size(), "hosts": way.rows, **self._options.of_state()}
         for name, value in fixed.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
@@ -257,26 +257,27 @@ class State:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but the group. Call them between steps."""
-        named, tensors = self._named, self._copied
+        named, copied, hosts = self._named, self._copied, self._hosts
         if self._connected is not None:
-            parameters = self._connected.parameters
-            named, tensors = parameters.named(), parameters.state_dict()
+            rows, parameters = self._connected.way.rows, self._connected.parameters
+            named, copied = parameters.named(), (rows, parameters.state_dict())
+            hosts = hosts if isinstance(hosts, str) else rows  # a mesh is of this process
         return {
             "options": self._options,
-            "hosts": self._hosts if self._connected is None else self._connected.way.rows,
+            "hosts": hosts,
             "scaler": self._scaler,
             "steps": self._steps,
             "scale": self._scale,
             "named": named,
             "fixed": self._fixed,
-            "tensors": tensors,
+            "copied": copied,
         }
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self._start()
         self._group, self._options, self._scaler = None, kept["options"], kept["scaler"]
         self._hosts = kept["hosts"]
-        self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["tensors"]
+        self._named, self._fixed, self._copied = kept["named"], kept["fixed"], kept["copied"]
         self._steps, self._scale = kept["steps"], kept["scale"]
 
 

@@ -1,8 +1,11 @@
 """The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +27,13 @@ class Way:
     group: dist.ProcessGroup  # of the model
     levels: HostLevels | None
     queue: OpQueue | None  # with levels
+
+    @staticmethod
+    def over(group: dist.ProcessGroup, table: torch.Tensor | None, timeout: timedelta) -> Way:
+        """Makes the two levels of a table of hosts, if there is one. Collective then."""
+        if table is None:
+            return Way(group, None, None)
+        return Way(group, HostLevels(table, "none", timeout), OpQueue("lowcomm-ddp"))
 
     @property
     def rows(self) -> str | list[list[int]]:

@@ -24,10 +24,11 @@ def checked_hosts(hosts: DeviceMesh | str, groups: Sequence[ParameterGroup]) -> 
     """Returns the table of the hosts of all groups, as `hosts_of`. A mesh whose rows do not follow each other in the order of
     shards is a ValueError; hosts that were found so are warned of, and None.
     """
-    tables = [hosts_of("fsdp.quantize", backend_of(g.group), hosts) for g in groups]
+    tables = [hosts_of("fsdp.quantize", backend_of(g.group), hosts, least=1) for g in groups]
+    first = tables[0]
     for g, table in zip(groups, tables, strict=True):
         shards = dist.get_process_group_ranks(g.group)
-        if table is None or (table.flatten().tolist() == shards and torch.equal(table, _or_empty(tables[0]))):
+        if table is None or (table.flatten().tolist() == shards and first is not None and torch.equal(table, first)):
             continue
         text = (
             f"fsdp.quantize: hosts: expected ranks that shard {type(g.module).__name__} host by host, as those of every wrapped "
@@ -37,11 +38,7 @@ def checked_hosts(hosts: DeviceMesh | str, groups: Sequence[ParameterGroup]) -> 
             raise ValueError(text)
         logger.warning("%s: every rank sends a copy of its own", text)
         return None
-    return tables[0]
-
-
-def _or_empty(table: torch.Tensor | None) -> torch.Tensor:
-    return torch.empty(0) if table is None else table
+    return first
 
 
 class HostComms(NotCopied):

@@ -94,7 +94,7 @@ double timeOf(Endpoint& endpoint, Link& link, std::span<const std::byte> bytes, 
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Of each way the seconds of a message.
+// Measures the seconds of a message by each way; kNever where it does not arrive.
 std::vector<double> measure(Endpoint& endpoint, const Route& route, const Addresses& ways, Link& control,
                             Clock::time_point end) {
   const std::vector<std::byte> bytes(kTimedBytes);
@@ -123,11 +123,11 @@ std::vector<double> measure(Endpoint& endpoint, const Route& route, const Addres
   return seconds;
 }
 
-// What this process has found out, by the process it leads to; "": the addresses as they are.
+// The way that this process has chosen, by the incarnation of the peer's process; "" keeps the order of addresses.
 std::mutex known_mutex;
 std::map<uint64_t, std::string> known;
 
-// The text of the fastest way; "" to keep the addresses as they are.
+// Returns the address of the fastest way; "" keeps the order of addresses.
 std::string fastest(Endpoint& endpoint, const Route& route, Link& control, Clock::time_point end) {
   Addresses ways;
   std::ranges::copy_if(route.addresses, std::back_inserter(ways), [](const auto& one) { return isWay(one.first); });

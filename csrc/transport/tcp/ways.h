@@ -26,10 +26,10 @@ bool isWay(const std::string& address);
 //
 // `route` is that of the two, `control` their control channel. Throws the TransportError that `control` fails with.
 
-// Of the dialling rank: puts the way's address first in the route, and logs a line where that changes it.
+// The dialling rank's part: puts the chosen address first in the route, and logs a line if it was not.
 void takeFastestWay(Endpoint& endpoint, Route& route, Link& control, Clock::time_point end);
 
-// Of the accepting one: answers until the other has decided.
+// The accepting rank's part: receives what the other sends until that one has decided.
 void offerWays(Endpoint& endpoint, const Route& route, size_t ways, Link& control, Clock::time_point end);
 
 }  // namespace lowcomm::tcp

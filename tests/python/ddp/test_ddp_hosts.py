@@ -138,6 +138,10 @@ def test_a_resumed_run_goes_on_with_the_same_bits(r, options):
     again.state.load_state_dict(kept)
     copied = copy.deepcopy(again.state)
     assert all(torch.equal(t, kept[name]) for name, t in copied.state_dict().items() if isinstance(t, torch.Tensor))
+    copied = copy.deepcopy(again.state)
+    copied._hosts = "flat"
+    with pytest.raises(ValueError, match="expected a copy from the same hosts, flat, got one from"):
+        copied.state_dict()
     _, flat = made("flat", **options)
     with pytest.raises(ValueError, match=r"hosts: expected flat, got \[\[0, 2\], \[1, 3\]\]"):
         flat.state.load_state_dict(kept)
@@ -178,6 +182,7 @@ def test_mistakes(r):
         (TypeError, "hosts: expected 'auto', 'flat' or a DeviceMesh, got int", 2),
         (ValueError, "hosts: expected 'auto', 'flat' or a DeviceMesh, got 'racks'", "racks"),
         (ValueError, r"expected a mesh \[hosts, ranks of a host\], got 1 dimensions", [0, 1, 2, 3]),
+        (ValueError, r"hosts: expected 2 hosts or more.*got \[\[0, 1, 2, 3\]\]", [[0, 1, 2, 3]]),
     ):
         with pytest.raises(error, match=words):
             made(hosts)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from linklab import Lab, tools
-from links import ENV, expect_labs
+from links import ENV, add_interfaces, expect_labs
 
 from torch_lowcomm.cli.doctor import advice
 from torch_lowcomm.cli.link import measure
@@ -96,11 +96,7 @@ def test_hosts_with_two_interfaces():
     """The second pair of interfaces is not shaped; then it loses its route."""
     expect_labs()
     with Lab(hosts=2, rate="20mbit") as lab:
-        spaces = [lab.namespace(host) for host in (0, 1)]
-        tools.ip("link", "add", "fast", "type", "veth", "peer", "name", "fast", "netns", spaces[1], inside=spaces[0])
-        for host, space in enumerate(spaces):
-            tools.ip("address", "add", f"10.99.0.{host + 1}/24", "dev", "fast", inside=space)
-            tools.ip("link", "set", "fast", "up", inside=space)
+        spaces = add_interfaces(lab, "fast")
         codes, rows, lines = examined(lab, GLOO_SOCKET_IFNAME="")
         assert codes == [0, 0], lines
         of = {(one[0], one[2]): float(one[5]) for one in rows}

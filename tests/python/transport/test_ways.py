@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from linklab import Lab, tools
-from links import ENV, expect_labs
+from links import ENV, add_interfaces, expect_labs
 
 RANK = """
 import torch, torch.distributed as dist, torch_lowcomm as lc
@@ -39,11 +39,7 @@ def test_the_fastest_interface_is_taken():
     """The second pair of interfaces is 10 times as fast; then as fast; then its addresses lead nowhere."""
     expect_labs()
     with Lab(hosts=2, rate="20mbit") as lab:
-        spaces = [lab.namespace(host) for host in (0, 1)]
-        tools.ip("link", "add", "other", "type", "veth", "peer", "name", "other", "netns", spaces[1], inside=spaces[0])
-        for host, space in enumerate(spaces):
-            tools.ip("address", "add", f"10.99.0.{host + 1}/24", "dev", "other", inside=space)
-            tools.ip("link", "set", "other", "up", inside=space)
+        spaces = add_interfaces(lab, "other")
         for rate in ("200mbit", "20mbit"):
             for space in spaces:
                 limits = ("rate", rate, "burst", "16kb", "latency", "200ms")
