@@ -12,6 +12,7 @@ PROGRAMS = {
     ),
     "pretrained": ("convergence.pretrained", "what fsdp and diloco cost a pretrained model on real text"),
     "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),
+    "planned": ("planned", "whether lc.plan predicts the seconds of the other results' rows"),
     "diloco_lab": ("diloco.lab", "outer loops on slow links next to torchft's, with their losses; as root"),
     "pipelines": ("pipelines.cli", "seconds of a pipeline's step on slow links, next to torch's stages; as root"),
     "stable_rank": ("subspace.stable_rank", "how low the rank of a pretrained decoder's projections and gradients is"),

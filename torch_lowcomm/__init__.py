@@ -30,8 +30,9 @@ from torch_lowcomm.summary import Summary, print_at_exit, summary  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 if TYPE_CHECKING:
-    from torch_lowcomm import diloco, fsdp, pipeline, subspace
+    from torch_lowcomm import diloco, fsdp, pipeline, planner, subspace
     from torch_lowcomm.diloco import DiLoCoX
+    from torch_lowcomm.planner import plan
     from torch_lowcomm.quantized_adam import QuantizedAdam
     from torch_lowcomm.seed_replay import SeedReplay, StoreExchange
     from torch_lowcomm.subspace.optimizer import SubspaceAdamW
@@ -49,6 +50,8 @@ _LATER = {
     "diloco": "diloco",
     "fsdp": "fsdp",
     "pipeline": "pipeline",
+    "plan": "planner",
+    "planner": "planner",
     "quantized_adam": "quantized_adam",
     "seed_replay": "seed_replay",
     "subspace": "subspace",
@@ -90,6 +93,8 @@ __all__ = [
     "flight_record",
     "fsdp",
     "pipeline",
+    "plan",
+    "planner",
     "reset_stats",
     "set_policy",
     "stats",

@@ -1,4 +1,4 @@
-"""`python -m torch_lowcomm info | run | bench | secret | relay`."""
+"""`python -m torch_lowcomm info | doctor | plan | run | bench | secret | relay`."""
 
 import sys
 

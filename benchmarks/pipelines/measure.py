@@ -10,8 +10,9 @@ from linklab import Lab, validate
 from linklab.job import run_on_hosts
 from linklab.link import goodput_bits, parse_bits, parse_delay
 
-from pipelines import bound, shared_bound
+from pipelines import shared_bound
 from pipelines.cases import MICRO_BATCHES, Setting
+from torch_lowcomm.planner import schedule as bound
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from pipelines.bound import Direction, Order, Times
+from torch_lowcomm.planner.schedule import Direction, Order, Times
 
 Key = tuple[int, str, int, int]  # receiving stage, "F" or "B", step, micro-batch
 _INSTANT_S = 1e-9  # what rounding leaves of a message's time

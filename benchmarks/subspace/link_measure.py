@@ -9,11 +9,11 @@ from typing import Any
 from linklab import Lab, validate
 from linklab.job import run_on_hosts
 from linklab.link import goodput_bits, parse_bits
-from pipelines import bound
 from pipelines.cases import MICRO_BATCHES
 from pipelines.measure import Row, rows_of
 
 from subspace.link_cases import Setting
+from torch_lowcomm.planner import schedule as bound
 
 UNLIMITED = 1e15  # bytes a second
 

@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from linklab.link import goodput_bits
-from pipelines import bound
 
 import torch_lowcomm as lc
+from torch_lowcomm.planner import schedule as bound
 
 WIDTH, STAGES, TOKENS, MICRO_BATCHES = 1024, 8, 524_288, 32
 RATES, DELAYS = (20e6, 80e6, 200e6, 1000e6), (0.0, 0.025, 0.050)  # bits a second; seconds each way

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of each direction's filling (1.5)")
     parser.add_argument("--timeout", type=float, default=120, metavar="S", help="until all ranks have come (120)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes the rows, for `plan --link FILE`")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -51,7 +52,8 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.seconds <= 0:
             raise ValueError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
         store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=arguments.timeout))))
-        return _Doctor(arguments.seconds, dist.PrefixStore("lowcomm_doctor", store), rank, ranks).run()
+        store = dist.PrefixStore("lowcomm_doctor", store)
+        return _Doctor(arguments.seconds, store, rank, ranks, arguments.json).run()
     except ValueError as error:
         launch.say(
             f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)", "doctor"
@@ -66,8 +68,8 @@ def main(arguments: argparse.Namespace) -> int:
 class _Doctor:
     """One rank's part."""
 
-    def __init__(self, seconds: float, store: dist.Store, rank: int, ranks: int) -> None:
-        self._store, self._rank, self._turn = store, rank, 0
+    def __init__(self, seconds: float, store: dist.Store, rank: int, ranks: int, path: Path | None) -> None:
+        self._store, self._rank, self._turn, self._path = store, rank, 0, path
         self._among = list(range(ranks))  # who gathers
         self._seconds = seconds
 
@@ -99,8 +101,16 @@ class _Doctor:
         ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
         rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
         said = advice(rows, hosts) if len(hosts) > 1 else ["all ranks are on one host: it dials nothing"]
+        if self._path and self._rank == 0:
+            report.write_json(self._path, ranks=ranks, hosts=len(hosts), rows=rows)
         for sentence in said or ["nothing has to be set"]:
             self._print(f"# {sentence}")
+        if rates := [min(row["rates"]) for row in rows if row["rates"]]:
+            seconds = [100 * bits / 32 * 8 / min(rates) for bits in (32, 4.25)]
+            self._print(
+                f"# at {min(rates):.3g} Mbit/s an all_reduce of 100 MB of float32 between two hosts takes {seconds[0]:.2g} s, in "
+                f"4 bits {seconds[1]:.2g} s; `plan` says what suits a model"
+            )
         return int(any("no address" in sentence for sentence in said))
 
     def _dial(self, listener: Listener, a: int, b: int, by: str, address: tuple[str, int, str]) -> Row:
@@ -119,9 +129,10 @@ class _Doctor:
         reached = "reached" in found[a]
         why = (found[b].get("why") if reached else "") or found[a].get("why", "")
         rates, both = ([] if why else [found[end][how] for end in (b, a)] for how in ("alone", "both"))
-        cells = [f"{x:.1f}" for x in (statistics.median(found[a]["rtt_us"]), *rates, *both)] if rates else [""] * 5
+        rtt_us = statistics.median(found[a]["rtt_us"]) if rates else 0.0
+        cells = [f"{x:.1f}" for x in (rtt_us, *rates, *both)] if rates else [""] * 5
         self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
-        return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates}
+        return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates, "rtt_us": rtt_us}
 
     def _gather(self, mine: Any) -> list[Any]:
         """Returns the values of all that gather, as JSON has them."""

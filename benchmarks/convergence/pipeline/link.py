@@ -15,13 +15,13 @@ from typing import Any
 import model
 import torch
 from linklab.link import goodput_bits, parse_bits
-from pipelines import bound
 from pipelines.compute import alone
 from stages import Part
 from subspace.target_steps import falling, loss_at, steps_to
 from tables import Columns
 
 from convergence.pipeline.rank import CONTEXT, WIDTH
+from torch_lowcomm.planner import schedule as bound
 
 RATES = ("10mbit", "100mbit", "500mbit", "10gbit")
 SHARES = (0.6, 0.8)  # of the exact run's steps to its least validation loss: its losses there are the targets

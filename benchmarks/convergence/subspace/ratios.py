@@ -12,13 +12,13 @@ from typing import Any
 
 import model
 from linklab.link import goodput_bits
-from pipelines import bound
 from subspace import stage_seconds
 from subspace.target_steps import loss_at
 from subspace.wan import StageSeconds
 from tables import Columns
 
 from convergence.subspace.presets import BY_SECONDS
+from torch_lowcomm.planner import schedule as bound
 
 CONTEXT = model.Config().context
 RATE = 80e6  # bits a second of each direction of each link, as the paper's

@@ -3,7 +3,9 @@
 import collections
 
 import pytest
-from pipelines import bound, shared_bound
+from pipelines import shared_bound
+
+from torch_lowcomm.planner import schedule as bound
 
 
 def step(schedule, times, link, *, stages=2, micro_batches=2, ahead=0):

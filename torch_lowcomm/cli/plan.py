@@ -1,0 +1,88 @@
+"""Compare the ways to train a model over a link: seconds, bytes, memory and loss, and the lines to paste.
+
+The model comes from a function of a script, `plan train.py:build`, which returns (module, batch of one rank) and is measured
+here, or from numbers: --parameters, --step-seconds and, for pipelines, --tokens, --width and --layers. The link comes from
+--link, the file that `doctor --json` wrote, or from --rate, --rtt and --sites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from typing import Any
+
+import torch_lowcomm as lc  # whose planner is imported when it is first used
+from torch_lowcomm.cli.bench import launch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("build", nargs="?", metavar="SCRIPT.py:FUNCTION", help="makes (module, batch)")
+    parser.add_argument("--parameters", type=float, metavar="N", help="trained numbers, without a script")
+    parser.add_argument(
+        "--step-seconds", type=float, metavar="S", help="of a step that sends nothing: a third is forward"
+    )
+    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="of a rank's batch")
+    parser.add_argument("--width", type=int, default=0, metavar="D", help="of the residual stream")
+    parser.add_argument("--layers", type=int, default=1, metavar="L", help="blocks of a decoder")
+    parser.add_argument("--link", metavar="FILE", help="what `doctor --json` wrote")
+    parser.add_argument("--rate", metavar="R", help="of each site's link, 100mbit, or up/down: 10mbit/100mbit")
+    parser.add_argument("--rtt", default="1ms", metavar="T", help="round trip between sites (1ms)")
+    parser.add_argument("--loss", type=float, default=0.0, metavar="P", help="share of segments that are lost (0)")
+    parser.add_argument("--sites", type=int, default=2, metavar="M", help="ends of slow links (2)")
+    parser.add_argument("--ranks-per-site", type=int, default=1, metavar="G", help="(1)")
+    parser.add_argument("--max-loss", type=float, default=1.01, metavar="F", help="factor on the loss (1.01)")
+    parser.add_argument(
+        "--fine-tuning", action="store_true", help="samples come back, of a model that is trained already"
+    )
+    parser.add_argument("--memory", type=float, metavar="GIB", help="of a rank (this machine's)")
+    parser.add_argument("--total-tokens", type=float, metavar="N", help="of the training (20 a parameter)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Prints the table. Returns 0, or 2 for wrong arguments."""
+    a = arguments
+    try:
+        link = _link(a)
+        model, batch = _of_script(a.build) if a.build else (_of_numbers(a), None)
+        memory = None if a.memory is None else a.memory * 2**30
+        options = {"max_loss": a.max_loss, "memory": memory, "total_tokens": a.total_tokens}
+        print(lc.plan(model, batch, link=link, **options, fine_tuning=a.fine_tuning))
+    except ValueError as error:
+        launch.say(str(error), "plan")
+        return 2
+    return 0
+
+
+def _link(a: argparse.Namespace) -> lc.planner.Link:
+    if (a.link is None) == (a.rate is None):
+        raise ValueError("expected --link or --rate, got " + ("neither" if a.link is None else "both"))
+    if a.link is not None:
+        return lc.planner.Link.measured(a.link)
+    return lc.planner.Link.of(a.rate, a.sites, round_trip=a.rtt, loss=a.loss, ranks_per_site=a.ranks_per_site)
+
+
+def _of_script(text: str) -> Any:
+    path, _, name = text.rpartition(":")
+    if not path or not name.isidentifier():
+        raise ValueError(f"expected SCRIPT.py:FUNCTION, got {text!r}")
+    try:
+        made = runpy.run_path(path, run_name="torch_lowcomm_plan").get(name)
+    except OSError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not callable(made):
+        raise ValueError(f"{path}: expected a function {name!r} that returns (module, batch), got none")
+    found = made()
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(f"{text}: expected (module, batch), got {type(found).__name__}")
+    return found
+
+
+def _of_numbers(a: argparse.Namespace) -> lc.planner.Training:
+    if a.parameters is None or a.step_seconds is None:
+        raise ValueError("expected SCRIPT.py:FUNCTION, or --parameters and --step-seconds, got neither")
+    matrices = [(a.width, a.width)] * (int(a.parameters) // a.width**2) if a.width else []
+    third = a.step_seconds / 3  # a backward pass computes twice what a forward pass does
+    codings = lc.planner.codings()
+    return lc.planner.Training(int(a.parameters), third, 2 * third, 0.0, a.tokens, a.width, a.layers, matrices, codings)

@@ -1,0 +1,186 @@
+"""`lc.plan`: compares the ways to train a model over a link, as a table, and applies one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm.planner import apply, loss
+from torch_lowcomm.planner.link import Link
+from torch_lowcomm.planner.measure import Loss, measure
+from torch_lowcomm.planner.training import Training
+from torch_lowcomm.planner.ways import Way, all_ways
+
+_HEADS = ("way", "s a step", "GB a day", "GB a rank", "loss", "range", "tokens", "net speed", "")
+_WIDTHS = (38, 10, 10, 11, 8, 16, 8, 11, 5)
+_WORTH = 1.05  # a gain below which nothing is recommended in place of exact training
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The ways to train, of which `best` is recommended; `print` shows them as a table.
+
+    Attributes:
+        training: The model, and a step of it without communication.
+        link: The sites and their links.
+        ways: All ways, exact DDP first.
+        max_loss: The largest factor on the loss that `best` may have.
+        memory: Bytes that a rank has for parameters, gradients and the optimizer.
+        total_tokens: Of the whole training, by which a factor on the loss becomes tokens.
+        fine_tuning: Whether `best` may be a way for a trained model whose samples come back.
+    """
+
+    training: Training
+    link: Link
+    ways: Sequence[Way]
+    max_loss: float
+    memory: float
+    total_tokens: float
+    fine_tuning: bool = False
+
+    def tokens(self, way: Way) -> float:
+        """How many times the tokens a way needs to come to the loss of exact training; infinity where it cannot."""
+        return loss.tokens(way.loss.value, self.training.parameters, self.total_tokens)
+
+    def speed(self, way: Way) -> float:
+        """How many times as fast as exact DDP a way comes to the same loss."""
+        return self.ways[0].step_s / (way.step_s * self.tokens(way))
+
+    def fits(self, way: Way) -> bool:
+        """Whether a way has a known loss within `max_loss`, its memory, and suits the training."""
+        return (
+            way.loss.value <= self.max_loss and way.memory <= self.memory and (self.fine_tuning or not way.fine_tuning)
+        )
+
+    @property
+    def best(self) -> Way:
+        """The fastest way that fits, or the first exact one to which it gains less than 5 %; a ValueError where none fits."""
+        fitting = [way for way in self.ways if self.fits(way)]
+        if not fitting:
+            least = min(self.ways, key=lambda way: way.memory)
+            raise ValueError(
+                f"plan: expected {self.memory / 2**30:.3g} GiB a rank to be enough for one way, got {least.memory / 2**30:.3g} "
+                f"GiB or more in all ({least.name} needs least)"
+            )
+        fastest = max(fitting, key=self.speed)
+        near = [way for way in fitting if way.loss is loss.EXACT and _WORTH * self.speed(way) >= self.speed(fastest)]
+        return near[0] if near else fastest
+
+    def __str__(self) -> str:
+        best, sources = self.best, list(dict.fromkeys(way.loss.source for way in self.ways))
+        lines = [_line(_HEADS)]
+        for way in sorted(self.ways, key=self.speed, reverse=True):
+            factor = way.loss
+            known = not math.isnan(factor.value)
+            lines.append(
+                _line(
+                    (
+                        ("> " if way is best else "  ") + way.name + ("" if way.memory <= self.memory else " (memory)"),
+                        f"{way.step_s:.3g}",
+                        f"{way.sent / way.step_s * 86400 / 1e9:.3g}",
+                        f"{way.memory / 1e9:.3g}",
+                        f"{factor.value:.3f}" if known else "-",
+                        f"{factor.low:.3f} - {factor.high:.3f}" if known else "-",
+                        f"{self.tokens(way):.2f}" if known else "-",
+                        f"{self.speed(way):.3g}" if known else "-",
+                        f"[{sources.index(factor.source) + 1}]",
+                    )
+                )
+            )
+        lines += [f"[{number}] {self._kind(source)}: {source}" for number, source in enumerate(sources, 1)]
+        return "\n".join([*lines, "", *self._advice(best)])
+
+    def _kind(self, source: str) -> str:
+        return next(way.loss.kind for way in self.ways if way.loss.source == source)
+
+    def _advice(self, best: Way) -> list[str]:
+        exact = self.ways[0]
+        waits = max(0.0, 1 - self.training.step_s / exact.step_s)
+        why = f"a step of {exact.name} waits {waits:.0%} for the link"
+        if best is exact:
+            return [f"Do not compress: {why}.", best.lines]
+        first = f"{best.name}: {self.speed(best):.3g} times as fast to the same loss as {exact.name}; {why}. To paste:"
+        smaller = (
+            f"Losses are of models of the sizes above, and are not scaled to {self.training.parameters:.3g} parameters."
+        )
+        return [first, best.lines, smaller]
+
+    def apply(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, way: str | None = None
+    ) -> tuple[nn.Module, Any]:
+        """Makes the model and the optimizer train in a way of this plan; in a group of backend lowcomm, on all ranks.
+
+        After 100 steps rank 0 logs where steps are 20 % off the plan, and whether it is computing, coding or waiting.
+
+        Args:
+            model: The planned one.
+            optimizer: Of its parameters; made for the sharded ones where None, as torch.optim.AdamW of its defaults.
+            way: A name of the table; None for the best that needs no stages. Rank 0's holds for all ranks.
+
+        Returns:
+            The model to call and the optimizer to step.
+
+        Raises:
+            ValueError: The model or the world is not the planned one, or the way wants a model in stages.
+        """
+        chosen = self._named(all_gather_json(self._named(way).name, None)[0])  # ranks have measured other seconds
+        return apply.apply(self.training, self.link, chosen, model, optimizer)
+
+    def _named(self, name: str | None) -> Way:
+        if name is None:
+            fitting = [way for way in self.ways if self.fits(way) and way.method in apply.METHODS]
+            if not fitting:
+                raise ValueError("plan: apply: expected a way that fits and needs no stages, got none")
+            return self.best if self.best in fitting else max(fitting, key=self.speed)
+        found = [way for way in self.ways if way.name == name]
+        if not found:
+            raise ValueError(f"plan: way: expected one of {', '.join(way.name for way in self.ways)}, got {name!r}")
+        return found[0]
+
+
+def plan(
+    model: nn.Module | Training,
+    batch: Any = None,
+    *,
+    link: Link,
+    loss: Loss | None = None,
+    max_loss: float = 1.01,
+    memory: float | None = None,
+    total_tokens: float | None = None,
+    fine_tuning: bool = False,
+) -> Plan:
+    """Compares the ways to train a model over a link, from a step measured here without communication.
+
+    Args:
+        model: A module, or what is known of a training.
+        batch: One rank's, for a module: a tuple of arguments, a dict of them, or the one argument.
+        link: The sites and the links between them.
+        loss: Makes a scalar of module and batch; None where the module returns one.
+        max_loss: The largest factor on the loss of exact training, 1 or more.
+        memory: Bytes of a rank; None for this machine's, shared by the ranks of a site.
+        total_tokens: Of the whole training; None for 20 a parameter (Chinchilla).
+        fine_tuning: Whether the model is trained already and its samples come back.
+
+    Raises:
+        ValueError: An argument is out of its range, or the module returns no scalar or gradients that are not finite.
+    """
+    if max_loss < 1:
+        raise ValueError(f"plan: max_loss: expected 1 or more, got {max_loss}")
+    training = model if isinstance(model, Training) else measure(model, batch, loss=loss)
+    if memory is None:
+        memory = apply.machine_memory() / link.ranks_per_site
+    total = 20.0 * training.parameters if total_tokens is None else total_tokens
+    if not 0 < total < math.inf or memory <= 0:
+        raise ValueError(f"plan: expected tokens and memory above 0, got {total:g} and {memory:g}")
+    return Plan(training, link, all_ways(training, link), max_loss, memory, total, fine_tuning)
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *others = zip(cells, _WIDTHS, strict=True)
+    return first[0].ljust(first[1]) + "".join(cell.rjust(width) for cell, width in others)
