@@ -6,7 +6,7 @@ from pathlib import Path
 import torch_lowcomm as lc
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
-PARTS = ("ddp", "diloco", "fsdp", "pipeline", "seed_replay", "subspace")
+PARTS = ("ddp", "diloco", "fsdp", "pipeline", "planner", "seed_replay", "subspace")
 _DIRECTIVE = re.compile(r"^\.\. (\w+):: (\S+)$", re.MULTILINE)
 
 
