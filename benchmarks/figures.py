@@ -153,7 +153,9 @@ def numbers_in(content: Any) -> Iterator[float]:
 
 
 def _computed(row: dict[str, Any]) -> Iterator[float]:
-    """A speed's share of its bound; an outer step's own work by an inner step."""
+    """A speed's share of its bound; a tensor's MiB of float32; an outer step's own work by an inner step."""
+    if isinstance(row.get("elements"), int):
+        yield row["elements"] / 2**18
     if {"speedup", "bound"} <= row.keys():
         yield row["speedup"] / row["bound"]
     if {"local_s", "coding_s", "step_s"} <= row.keys():

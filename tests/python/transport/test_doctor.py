@@ -13,6 +13,7 @@ from links import ENV, add_interfaces, expect_labs
 from torch_lowcomm.cli.doctor import advice
 from torch_lowcomm.cli.link import measure
 from torch_lowcomm.cli.sockets import Connection, Listener
+from torch_lowcomm.planner import Link
 
 DOCTOR = [sys.executable, "-m", "torch_lowcomm", "doctor"]
 
@@ -24,7 +25,7 @@ def row(a, b, by, rate=None):
 
 
 def about(chosen=""):
-    return {"name": "it", "chosen": chosen}
+    return {"name": "it", "chosen": chosen, "restarts": False}
 
 
 @pytest.mark.parametrize(
@@ -83,26 +84,35 @@ def test_a_connection_is_measured_by_both_ends():
     assert all(end[how] > 0 for end in found for how in ("alone", "both"))
 
 
-def examined(lab, **environment):
+def examined(lab, *options, **environment):
     """Runs it on both hosts; returns the exit statuses, the words of each row, and rank 0's lines."""
-    job = lab.start([*DOCTOR, "--seconds", "0.8"], env=ENV | environment)
+    job = lab.start([*DOCTOR, "--seconds", "0.8", *options], env=ENV | environment)
     ended = job.wait(100)
     lines = job.output(0).splitlines()
     return [one.code for one in ended], [line.split() for line in lines if line[:5].strip().isdigit()], lines
 
 
 @pytest.mark.later
-def test_hosts_with_two_interfaces():
-    """The second pair of interfaces is not shaped; then it loses its route."""
+def test_hosts_with_two_interfaces(tmp_path):
+    """The second pair of interfaces is not shaped; then it loses its route. A plan reads the faster one."""
     expect_labs()
     with Lab(hosts=2, rate="20mbit") as lab:
         spaces = add_interfaces(lab, "fast")
-        codes, rows, lines = examined(lab, GLOO_SOCKET_IFNAME="")
+        codes, rows, lines = examined(lab, "--json", str(tmp_path / "link.json"), GLOO_SOCKET_IFNAME="")
         assert codes == [0, 0], lines
+        link = Link.measured(tmp_path / "link.json")
+        assert (link.sites, link.ranks_per_site) == (2, 1) and link.up > 100e6 / 8 and link.round_trip_s > 0
         of = {(one[0], one[2]): float(one[5]) for one in rows}
         assert len(rows) == 4 and {by for _, by in of} == {"fast", "eth0"}, lines
         assert 10 < of["0", "eth0"] < 20 and of["0", "fast"] > 100, lines
-        assert lines[-1] == "# nothing has to be set", lines  # groups take the faster one
+        assert not any("LOWCOMM_" in line for line in lines), lines  # groups take the faster one
+        assert lines[-1].startswith("# at ") and "an all_reduce of 100 MB" in lines[-1], lines
+        (restarting,) = [line for line in lines if "tcp_slow_start_after_idle=0" in line]
+        assert "rank 0 (" in restarting and "rank 1 (" in restarting
+        for space in spaces:
+            keep = "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle"
+            tools.call(["ip", "netns", "exec", space, "sh", "-c", keep])
+        assert "# nothing has to be set" in examined(lab, GLOO_SOCKET_IFNAME="")[2]
 
         codes, rows, lines = examined(lab)
         advised = [line for line in lines if "LOWCOMM_SOCKET_IFNAME=fast" in line]
@@ -135,4 +145,4 @@ def test_hosts_that_do_not_reach_each_other():
         codes, _, lines = examined(lab)
         assert codes == [1, 1] and any("reach each other at no address" in line for line in lines), lines
         codes, _, lines = examined(lab, LOWCOMM_LISTEN=":29600")
-        assert codes == [0, 0] and lines[-1] == "# nothing has to be set", lines
+        assert codes == [0, 0] and not any("LOWCOMM_" in line for line in lines), lines
