@@ -10,9 +10,9 @@ from torch_lowcomm.planner import schedule
 from torch_lowcomm.planner.link import Link
 
 BUCKET = 25 << 20  # bytes: DDP's bucket_cap_mb
-# Nanoseconds an element of one core, besides coding: copies into buckets and back, residuals, factors, outer steps
-# (benchmarks/results/steps.md and diloco_speed.md, by what steps take beyond computing and the link).
-PASSES_NS, FACTORS_NS, OUTER_NS = 1.5, 7.0, 3.5
+# Nanoseconds a parameter of one core, besides coding: residuals, factors, FSDP2's copies, outer steps. Fitted to what the
+# steps of benchmarks/results/steps.md at 100 Mbit/s and 1 Gbit/s, and of diloco_speed.md, take beyond computing and the link.
+PASSES_NS, FACTORS_NS, SHARDS_NS, OUTER_NS = 4.0, 7.0, 14.0, 3.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +118,10 @@ def fsdp_s(of: Training, link: Link, weights: str | None, gradients: str | None)
     gather, scatter = (of.coding(codec).bits / 8 * of.parameters / units for codec in (weights, gradients))
     gather_s = max(link.gather_s(gather), of.coding_s(weights, of.parameters / units))
     scatter_s = max(link.gather_s(scatter), of.coding_s(gradients, of.parameters / units))
+    copies_s = SHARDS_NS * 1e-9 * of.parameters / 3 * (link.sites > 1)  # once forward, twice backward
+    forward_s, backward_s = (of.forward_s + copies_s) / units, (of.backward_s + 2 * copies_s) / units
     now = free = 0.0
-    for compute_s, reduces in ((of.forward_s / units, False), (of.backward_s / units, True)):
+    for compute_s, reduces in ((forward_s, False), (backward_s, True)):
         free = gathered = max(now, free) + gather_s
         for unit in range(units):
             now = max(now, gathered)
