@@ -1,4 +1,4 @@
-"""Weights that lie in the subspace S: which parameters they are, which part of them a rank has, how they go to another S."""
+"""Weights that lie in the subspace S: which parameters they are, and which part of them a rank has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # By role: the dimension of the weight, as its module stores it, along which S acts.
 AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0}
-_TOLERANCE = 1e-6  # of vectors that a caller has made, and may have sent as float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +108,7 @@ def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
 
     def described(weight: ConstrainedWeight) -> str:
         basis = weight.basis
-        number = f"version {basis.version}, checksum {basis.checksum:#010x}"
-        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, {number}"
+        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, checksum {basis.checksum:#010x}"
 
     for weight in weights:
         if described(weight) != described(weights[0]):
@@ -235,63 +233,3 @@ def _gathered(numbers: Sequence[float], group: dist.ProcessGroup, device: torch.
     with exact():
         dist.all_gather(everyones, mine, group=group)
     return torch.cat(everyones).tolist()
-
-
-def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both vectors in float64, on the device of the optimizer's own, which `old` has to be."""
-    old, new = (vectors.detach().to(own) for vectors in (old, new))
-    for name, vectors in (("old_vectors", old), ("new_vectors", new)):
-        if vectors.shape != own.shape:
-            raise ValueError(
-                f"SubspaceAdamW: change_basis: {name}: expected shape {tuple(own.shape)}, got {tuple(vectors.shape)}"
-            )
-    if not (apart := (old - own).abs().max().item()) <= _TOLERANCE:
-        raise ValueError(
-            f"SubspaceAdamW: change_basis: old_vectors: expected the U that the weights are in, got one that differs by "
-            f"{apart:.1e}"
-        )
-    identity = torch.eye(own.shape[0], dtype=own.dtype, device=own.device)
-    if not (off := (new @ new.T - identity).abs().max().item()) <= _TOLERANCE:
-        raise ValueError(
-            f"SubspaceAdamW: change_basis: new_vectors: expected orthonormal rows, got products of rows that differ by {off:.1e} "
-            f"from 0 and 1"
-        )
-    return old, new
-
-
-def change_basis(
-    weights: Sequence[ConstrainedWeight | None],
-    states: Sequence[dict[str, torch.Tensor]],
-    old: torch.Tensor,
-    new: torch.Tensor,
-) -> None:
-    """Projects weights and momenta onto the new S, U'ᵀ [k, d], in float64; nothing is written before all sums are there.
-
-    A parameter each: its weight, None where it is not constrained, and its state, of which "exp_avg" and maybe "rounding" are
-    written to; an empty one where it is frozen.
-    """
-    turn = new @ old.T  # U'ᵀU, [k, k]
-    moved = []  # of each weight it and, where it is trained, its momentum: what it becomes, and where that is written
-    for weight, state in zip(weights, states, strict=True):
-        if weight is None:
-            continue
-        parameter, rounding = local(weight.parameter), state.get("rounding")
-        part = parameter.double() if rounding is None else parameter.double() + rounding
-        tensors = [(part, weight.is_coordinates, parameter, rounding)]
-        if "exp_avg" in state:
-            rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
-            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"], None))
-        for tensor, already, target, left in tensors:
-            if not already:
-                turned = weight.coordinates(tensor, new)
-            elif weight.axis == 0:
-                turned = turn @ tensor
-            else:
-                turned = tensor @ turn.T
-            moved.append((weight, already, turned, target, left))
-    sum_tensors((c, weight.slices) for weight, already, c, _, _ in moved if not already)
-    for weight, already, c, target, rounding in moved:
-        value = c if already else weight.expand(c, new)
-        target.copy_(value)
-        if rounding is not None:
-            rounding.copy_(value - target.double())
