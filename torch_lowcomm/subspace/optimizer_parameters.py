@@ -164,7 +164,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         return {
             "rule": "rows" if rows else "projected",
             "axis": weight.axis,
-            "vectors": weight.part(weight.basis.vectors),
+            "vectors": weight.vectors,
             "width": weight.basis.width,
             "is_slice": weight.slices is not None,
             "is_coordinates": weight.is_coordinates,

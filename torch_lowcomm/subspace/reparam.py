@@ -95,7 +95,7 @@ def reparam(module: nn.Module) -> nn.Module:
         part = module.get_submodule(weight.name.rpartition(".")[0])
         whole = part._parameters.pop("weight").detach()
         requires_grad = weight.parameter.requires_grad
-        coordinates = weight.coordinates(wide(whole), weight.basis.vectors).to(whole.dtype)
+        coordinates = weight.coordinates(wide(whole)).to(whole.dtype)
         part.register_parameter("coordinates", nn.Parameter(coordinates, requires_grad))
         kind = _EmbeddingOfCoordinates if weight.role == "embedding" else _LinearOfCoordinates
         part.__class__ = _class_of(kind, type(part))

@@ -38,8 +38,10 @@ class ConstrainedWeight:
         """The dimension along which S acts."""
         return AXES[self.role]
 
-    def part(self, vectors: torch.Tensor) -> torch.Tensor:
+    @property
+    def vectors(self) -> torch.Tensor:
         """The columns of Uᵀ [k, d] that belong to this rank's part of the weight."""
+        vectors = self.basis.vectors
         if self.slices is None:
             return vectors
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
@@ -57,14 +59,14 @@ class ConstrainedWeight:
         """The ranks that share out the weight's other dimension."""
         return tuple(group for dimension, group in shards(self.parameter) if dimension != self.axis)
 
-    def coordinates(self, matrix: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def coordinates(self, matrix: torch.Tensor) -> torch.Tensor:
         """Of this rank's part of a matrix like W: UᵀX [k, n] or X·U [n, k]; of slices a summand of it."""
-        u = self.part(vectors).to(matrix)
+        u = self.vectors.to(matrix)
         return u @ matrix if self.axis == 0 else matrix @ u.T
 
-    def expand(self, coordinates: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def expand(self, coordinates: torch.Tensor) -> torch.Tensor:
         """This rank's part of U·C or C·Uᵀ."""
-        u = self.part(vectors).to(coordinates)
+        u = self.vectors.to(coordinates)
         return u.T @ coordinates if self.axis == 0 else coordinates @ u
 
 
@@ -178,19 +180,17 @@ def sum_numbers(
     return _pair(_gathered(own, stages, device) if stages is not None else own)[0]
 
 
-def distances(weights: Sequence[ConstrainedWeight], vectors: torch.Tensor | None) -> dict[str, float]:
+def distances(weights: Sequence[ConstrainedWeight]) -> dict[str, float]:
     """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros, nothing of coordinates.
-    Collective where weights are sharded. `vectors` is Uᵀ [k, d], None without weights.
+    Collective where weights are sharded.
     """
     weights = [weight for weight in weights if not weight.is_coordinates]
-    if vectors is None:
-        return {}
     parts = [wide(local(weight.parameter)) for weight in weights]
-    coordinates = [w.coordinates(part, vectors) for w, part in zip(weights, parts, strict=True)]
+    coordinates = [weight.coordinates(part) for weight, part in zip(weights, parts, strict=True)]
     sum_slices(weights, coordinates)
     found = {}
     for weight, part, c in zip(weights, parts, coordinates, strict=True):
-        outside = part - weight.expand(c, vectors)
+        outside = part - weight.expand(c)
         squares = torch.stack([outside.double().square().sum(), part.double().square().sum()])
         for _, group in shards(weight.parameter):
             sum_tensors([(squares, group)])
