@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from torch_lowcomm.subspace.basis import Basis
 
 Weights = Sequence[ConstrainedWeight | None]  # a trained parameter each; None: it is not constrained
-# What a group says of the decoder that its state belongs to, and how the state of another one differs.
-_OF_THE_DECODER = {
-    "free_blocks": "whose last blocks have other moments",
-    "basis_checksum": "whose moments are in another U: it has another seed",
-}
 
 
 class StepGradients:
@@ -139,8 +134,8 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         except Exception:
             del self.param_groups[-1]
             raise
-        added["basis_checksum"] = self._basis_checksum
-        added["free_blocks"] = 0 if self._basis is None else self._basis.free_blocks
+        for every in self.param_groups:  # the basis may have come with this one
+            every.update(self._decoder())
         for p in trained:
             self._core.add(self._known[id(p)], local(p), group=number, **self._rule(p))
         self._trained += trained
@@ -155,6 +150,11 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._constrained |= {id(w.parameter): w for w in weights}
         if basis is not None and self._basis is None:
             self._basis, self._basis_checksum = basis, basis.checksum
+
+    def _decoder(self) -> dict[str, int]:
+        """What groups say of the decoder that a state belongs to: zeros where it is not constrained."""
+        free_blocks = 0 if self._basis is None else self._basis.free_blocks
+        return {"basis_checksum": self._basis_checksum, "free_blocks": free_blocks}
 
     def _rule(self, p: torch.Tensor) -> dict[str, Any]:
         weight = self._constrained.get(id(p))
@@ -203,12 +203,12 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
             ValueError: The state is of other parameters, or of a decoder with another basis or number of free blocks. Nothing has
                 changed.
         """
-        for group, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            for key, difference in _OF_THE_DECODER.items():
-                if (given := group.get(key, 0)) != own[key]:  # 0: of torch's AdamW
+        for group in state_dict["param_groups"]:
+            for key, own in self._decoder().items():
+                if (given := group.get(key, 0)) != own:  # torch's AdamW has none
                     raise ValueError(
-                        f"SubspaceAdamW: {key}: expected the state of a decoder with {key}={own[key]}, got one with "
-                        f"{key}={given}, {difference}"
+                        f"SubspaceAdamW: {key}: expected the state of a decoder with {key}={own}, got one with {key}={given}, "
+                        f"whose moments are others"
                     )
         names = [group.get("param_names") for group in self.param_groups]
         try:
