@@ -214,4 +214,4 @@ class SubspaceAdamW(SubspaceOptimizer):
         """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
         self._expect_own_basis()
         with torch.no_grad():
-            return distances([*(w for w in self._weights() if w is not None), *self._frozen()])
+            return distances(list(self._constrained.values()))

@@ -93,7 +93,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._variant = variant
         self._core = _C.SubspaceAdam()
         self._known: dict[int, str] = {}
-        self._constrained: dict[int, ConstrainedWeight] = {}
+        self._constrained: dict[int, ConstrainedWeight] = {}  # by id() of the parameter, frozen ones too
         self._trained: list[torch.Tensor] = []
         self._stages: list[StageModule] = []
         self._basis: Basis | None = None
@@ -173,11 +173,6 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
     def _weights(self) -> list[ConstrainedWeight | None]:
         """A trained parameter each."""
         return [self._constrained.get(id(p)) for p in self._trained]
-
-    def _frozen(self) -> list[ConstrainedWeight]:
-        """The constrained weights of the model that this optimizer does not train: biases, say."""
-        trained = {id(p) for p in self._trained}
-        return [w for key, w in self._constrained.items() if key not in trained]
 
     def _expect_usable(self) -> None:
         expect_usable("SubspaceAdamW", self.param_groups, self._trained, lambda p: self._known[id(p)])
