@@ -87,7 +87,7 @@ def products(module: nn.Module, product: Callable[[torch.Tensor, torch.Tensor], 
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     for weight in constrained_weights(module):
         u, g = weight.basis.rows(torch.float32), weight.parameter.grad
-        c = weight.coordinates(g, u)
+        c = weight.coordinates(g)
         if weight.axis == 0:
             calls += [(u, g), (u.T, c)] * (1 if weight.role == "feed_forward_down" else 2)
             continue

@@ -77,9 +77,6 @@ class SubspaceAdam {
   // 4. Moves the weights whose coordinates form() returned. Ends the step: what project() kept is forgotten.
   void apply(const std::vector<at::Tensor>& parameters, const std::vector<AdamRule>& rules);
 
-  // Takes another U, one a parameter as SubspaceParameter::vectors. Weights and moments stay: they are the caller's.
-  void setVectors(const std::vector<at::Tensor>& vectors);
-
   // One a parameter: "step", an fp32 scalar as torch's; "exp_avg", "exp_avg_sq" and, of narrow types, "rounding". The
   // optimizer's own memory.
   using State = std::map<std::string, at::Tensor>;

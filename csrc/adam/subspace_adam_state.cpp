@@ -71,24 +71,6 @@ void SubspaceAdam::add(std::vector<SubspaceParameter> parameters) {
   }
 }
 
-void SubspaceAdam::setVectors(const std::vector<at::Tensor>& vectors) {
-  if (vectors.size() != kept_.size()) {
-    throw ValueError(c10::str(kOptimizer, "set_vectors: expected vectors for each of ", kept_.size(),
-                              " parameters, got ", vectors.size()));
-  }
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    if (!kept_[i].vectors.defined()) continue;
-    if (!vectors[i].defined() || vectors[i].sizes() != kept_[i].vectors.sizes()) {
-      throw ValueError(c10::str(kOptimizer, kept_[i].name, ": vectors: expected shape ", kept_[i].vectors.sizes(),
-                                ", got ", vectors[i].defined() ? c10::str(vectors[i].sizes()) : std::string("none")));
-    }
-  }
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    if (kept_[i].vectors.defined()) kept_[i].vectors = vectors[i].to(kept_[i].vectors.options()).contiguous();
-    kept_[i].coordinates.reset();
-  }
-}
-
 void SubspaceAdam::check(const char* call, const std::vector<at::Tensor>& gradients) const {
   if (gradients.size() != kept_.size()) {
     throw ValueError(c10::str(kOptimizer, call, ": expected a gradient, or none, for each of ", kept_.size(),

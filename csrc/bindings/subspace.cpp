@@ -3,9 +3,7 @@
 
 #include <optional>
 
-#include "base/float_env.h"
 #include "bindings/bindings.h"
-#include "kernels/low_rank/low_rank.h"
 #include "subspace/boundary.h"
 #include "tensor/errors.h"
 #include "tensor/product.h"
@@ -40,21 +38,6 @@ void bindSubspace(py::module_& m) {
         });
       },
       py::arg("rank"), py::arg("width"), py::arg("seed"), release());
-  // In place; how many rows depend on those before them.
-  m.def(
-      "orthonormalise",
-      [](at::Tensor& rows) {
-        return translated([&] {
-          if (rows.dim() != 2 || rows.scalar_type() != at::kDouble || !rows.is_cpu() || !rows.is_contiguous()) {
-            throw ValueError("orthonormalise: expected contiguous float64 [rank, width] in host memory, got " +
-                             c10::str(rows.sizes()) + " of " + c10::toString(rows.scalar_type()));
-          }
-          FloatEnv env;
-          return orthonormalise(rows.mutable_data_ptr<double>(), static_cast<size_t>(rows.size(0)),
-                                static_cast<size_t>(rows.size(1)));
-        });
-      },
-      py::arg("rows"), release());
   // a·b, [m, k] by [k, n].
   m.def(
       "product", [](const at::Tensor& a, const at::Tensor& b) { return translated([&] { return product(a, b); }); },

@@ -63,10 +63,6 @@ void bindSubspaceAdam(py::module_& m) {
             translated([&] { adam.apply(parameters, rulesOf(rules)); });
           },
           py::arg("parameters"), py::arg("rules"), release())
-      .def(
-          "set_vectors",
-          [](SubspaceAdam& adam, const Tensors& vectors) { translated([&] { adam.setVectors(definedOf(vectors)); }); },
-          py::arg("vectors"))
       .def("state", [](const SubspaceAdam& adam) { return translated([&] { return adam.state(); }); })
       .def(
           "load",

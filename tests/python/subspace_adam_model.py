@@ -15,11 +15,6 @@ def vectors(width=WIDTH, rank=RANK, seed=0):
     return Basis(width, rank, seed=seed).vectors
 
 
-def turned():
-    """Uᵀ of a subspace near that of `vectors()`."""
-    return torch.linalg.qr((vectors() + 0.05 * vectors(seed=1)).T)[0].T.contiguous()
-
-
 class Block(nn.Module):
     """A residual block without attention."""
 

@@ -93,7 +93,6 @@ class Stage(NotCopied, PipelineStage):
         self._inputs, self._outputs = given.get("input_args"), given.get("output_args")
         self._micro_batches: int | None = None
         self.begun = False  # torch's stages have exchanged their shapes
-        self.in_micro_batch = False  # the module runs on one, not on made-up tensors by which torch finds its shapes
 
     @property
     def cache(self) -> Cache | None:
@@ -176,11 +175,7 @@ class Stage(NotCopied, PipelineStage):
         with self.messages.failing(f"micro-batch {fwd_chunk_id}: forward"):
             given = dict(zip(("args", "kwargs"), args, strict=False)) | kwargs
             self.messages.compare_context(fwd_chunk_id, given.get("args") or (), given.get("kwargs") or {})
-            self.in_micro_batch = True
-            try:
-                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-            finally:
-                self.in_micro_batch = False
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""

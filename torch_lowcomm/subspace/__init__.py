@@ -14,7 +14,6 @@ from torch_lowcomm.subspace.constrain import constrain
 from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.families import KeyValues
 from torch_lowcomm.subspace.generate import generate
-from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.projection import Projection
 from torch_lowcomm.subspace.reparam import reparam
@@ -22,7 +21,6 @@ from torch_lowcomm.subspace.stage import merge_states
 
 __all__ = [
     "Finding",
-    "Grassmann",
     "KeyValues",
     "Parts",
     "Projection",

@@ -44,7 +44,6 @@ class Basis(nn.Module):
 
     Attributes:
         vectors: Uᵀ, float64 [rank, width], a buffer: orthonormal rows.
-        version: How often a Grassmann step has changed it (section 4.5 of the paper); 0: made from the seed.
         free_blocks: How many of the decoder's last blocks do not write into S alone, as `constrain` was asked.
     """
 
@@ -55,7 +54,7 @@ class Basis(nn.Module):
         super().__init__()
         expect_integer("subspace: rank", rank)
         expect_seed(seed)
-        self.width, self.rank, self.seed, self.version, self.free_blocks = width, rank, seed, 0, 0
+        self.width, self.rank, self.seed, self.free_blocks = width, rank, seed, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
         self._made_of: tuple[Any, ...] = ()  # the vectors of which the next two were made
         self._rows: dict[torch.dtype, Tensor] = {}
@@ -83,43 +82,28 @@ class Basis(nn.Module):
         rows = self.rows(weight.dtype)
         return (rows.t() @ (rows @ weight.to(rows.dtype))).to(weight.dtype)
 
-    def change(self, vectors: Tensor) -> None:
-        """Takes another basis, float64 [rank, width] of rows that are orthonormal to 1e-9, and counts a version on."""
-        if vectors.shape != self.vectors.shape or vectors.dtype != torch.float64:
-            raise ValueError(
-                f"subspace: basis: expected float64 {tuple(self.vectors.shape)}, got {vectors.dtype} {tuple(vectors.shape)}"
-            )
-        off = (vectors @ vectors.t() - torch.eye(self.rank, dtype=torch.float64, device=vectors.device)).abs().max()
-        if not off < 1e-9:
-            raise ValueError(
-                f"subspace: basis: expected orthonormal rows, got products that are off by {float(off):.1e}"
-            )
-        self.vectors = vectors.to(self.vectors.device).clone()
-        self.version += 1
-
     @property
     def checksum(self) -> int:
-        """32 bits that tell whether two stages have the same basis: a CRC of version and vectors."""
+        """32 bits that tell whether two stages have the same basis: a CRC of the vectors."""
         self._forget_changed()
         if self._checksum is None:
-            self._checksum = checksum_of(self.vectors, self.version)
+            self._checksum = zlib.crc32(self.vectors.cpu().contiguous().numpy().tobytes())
         return self._checksum
 
     def _forget_changed(self) -> None:
         """Drops what was made of other vectors, or of these before a checkpoint was loaded into them in place."""
         vectors = self.vectors
         written = 0 if vectors.is_inference() else vectors._version
-        made_of = (self.version, vectors.device, vectors.data_ptr(), written)
+        made_of = (vectors.device, vectors.data_ptr(), written)
         if self._made_of != made_of:
             self._made_of, self._rows, self._checksum = made_of, {}, None
 
     def get_extra_state(self) -> Tensor:
-        """[version, free blocks], for the model's state."""
-        return torch.tensor([self.version, self.free_blocks])
+        """[free blocks], for the model's state."""
+        return torch.tensor([self.free_blocks])
 
     def set_extra_state(self, state: Any) -> None:
-        """Takes the version of a loaded state; a model compares its free blocks before (`states.expect_free_blocks`)."""
-        self.version = int(state.flatten()[0])
+        """Takes nothing of a loaded state: a model compares its free blocks before (`stage.expect_free_blocks`)."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -136,9 +120,4 @@ class Basis(nn.Module):
 
     def extra_repr(self) -> str:
         """The text in repr()."""
-        return f"width={self.width}, rank={self.rank}, seed={self.seed}, version={self.version}"
-
-
-def checksum_of(vectors: Tensor, version: int) -> int:
-    """The checksum of a basis that has these vectors, float64 [rank, width], as a version."""
-    return zlib.crc32(vectors.cpu().contiguous().numpy().tobytes(), version)
+        return f"width={self.width}, rank={self.rank}, seed={self.seed}"

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.anchor import Anchor
 from torch_lowcomm.subspace.basis import Basis, without_autocast
-from torch_lowcomm.subspace.grassmann import GradientSum
 
 
 class Encode(nn.Module):
@@ -41,14 +40,10 @@ class Decode(nn.Module):
         """Makes the side behind a boundary, which adds `anchor` again."""
         super().__init__()
         self.basis, self.anchor = basis, anchor
-        self.gradients: GradientSum | None = None  # sees the gradients before they are projected
 
     def forward(self, c: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """Decodes [..., time, rank], of any float type, to [..., time, width]; `ids`, `start` and errors as for `Encode`."""
-        x: Tensor = _Cross.apply(c, ids, self.basis.rows(c.dtype), self.anchor, start, False)
-        if self.gradients is not None and self.gradients.counts and x.requires_grad:
-            x.register_hook(self.gradients.add)
-        return x
+        return _Cross.apply(c, ids, self.basis.rows(c.dtype), self.anchor, start, False)
 
 
 class Boundary(Protocol):

@@ -12,17 +12,9 @@ from torch import nn
 from torch_lowcomm._adam_groups import rules_of
 from torch_lowcomm._option_table import expect_integer
 from torch_lowcomm.diloco.parameters import local
-from torch_lowcomm.subspace.basis import checksum_of, without_autocast
+from torch_lowcomm.subspace.basis import without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
-from torch_lowcomm.subspace.weights import (
-    change_basis,
-    checked_vectors,
-    distances,
-    expect_in_subspace,
-    shards,
-    sum_numbers,
-    sum_slices,
-)
+from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
 
 logger = logging.getLogger(__name__)
 
@@ -220,31 +212,6 @@ class SubspaceAdamW(SubspaceOptimizer):
     @without_autocast
     def distances(self) -> dict[str, float]:
         """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
-        self._expect_version()
+        self._expect_own_basis()
         with torch.no_grad():
-            return distances([*(w for w in self._weights() if w is not None), *self._frozen()], self._vectors)
-
-    @torch.no_grad()
-    def change_basis(self, old_vectors: torch.Tensor, new_vectors: torch.Tensor) -> None:
-        """Moves weights and moments to another U (Protocol Models, section 4.5, Grassmann updates), at a step boundary.
-
-        W_p1, W_p2 and T_S, frozen ones too, and the first moments are projected onto the new S; moments of coordinates are taken
-        over by M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the
-        next version. Collective where weights are sharded.
-
-        Args:
-            old_vectors: Uᵀ [k, d], which the weights are in; another than the optimizer has is a ValueError.
-            new_vectors: U'ᵀ [k, d]; rows that are not orthonormal are a ValueError. An error leaves everything as it was.
-        """
-        if self._vectors is None:
-            return
-        old, new = checked_vectors(self._vectors, old_vectors, new_vectors)
-        weights = self._weights()
-        frozen = self._frozen()
-        change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
-        self._core.set_vectors([None if w is None else w.part(new) for w in weights])
-        self._vectors, self._vectors_version = new, self._version() + 1
-        self._vectors_checksum = checksum_of(new, self._vectors_version)
-        for group in self.param_groups:
-            group["basis_version"], group["basis_checksum"] = self._vectors_version, self._vectors_checksum
-        self._gradients.forget()
+            return distances(list(self._constrained.values()))

@@ -93,12 +93,11 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._variant = variant
         self._core = _C.SubspaceAdam()
         self._known: dict[int, str] = {}
-        self._constrained: dict[int, ConstrainedWeight] = {}
+        self._constrained: dict[int, ConstrainedWeight] = {}  # by id() of the parameter, frozen ones too
         self._trained: list[torch.Tensor] = []
         self._stages: list[StageModule] = []
         self._basis: Basis | None = None
-        self._vectors: torch.Tensor | None = None  # U of the basis, of a version and checksum
-        self._vectors_version = self._vectors_checksum = 0
+        self._basis_checksum = 0  # of the basis that weights and moments are in
         self._gradients = StepGradients()
         if module is not None:
             self._learn(module)
@@ -135,8 +134,8 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         except Exception:
             del self.param_groups[-1]
             raise
-        added["basis_version"], added["basis_checksum"] = self._version(), self._checksum()
-        added["free_blocks"] = 0 if self._basis is None else self._basis.free_blocks
+        for every in self.param_groups:  # the basis may have come with this one
+            every.update(self._decoder())
         for p in trained:
             self._core.add(self._known[id(p)], local(p), group=number, **self._rule(p))
         self._trained += trained
@@ -150,14 +149,12 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         self._known |= {id(p): name for name, p in module.named_parameters()}
         self._constrained |= {id(w.parameter): w for w in weights}
         if basis is not None and self._basis is None:
-            self._basis = basis
-            self._take_vectors()
+            self._basis, self._basis_checksum = basis, basis.checksum
 
-    def _take_vectors(self) -> None:
-        assert self._basis is not None
-        self._vectors = self._basis.vectors.detach().double().clone()
-        self._core.set_vectors([None if w is None else w.part(self._vectors) for w in self._weights()])
-        self._vectors_version, self._vectors_checksum = self._basis.version, self._basis.checksum
+    def _decoder(self) -> dict[str, int]:
+        """What groups say of the decoder that a state belongs to: zeros where it is not constrained."""
+        free_blocks = 0 if self._basis is None else self._basis.free_blocks
+        return {"basis_checksum": self._basis_checksum, "free_blocks": free_blocks}
 
     def _rule(self, p: torch.Tensor) -> dict[str, Any]:
         weight = self._constrained.get(id(p))
@@ -167,7 +164,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         return {
             "rule": "rows" if rows else "projected",
             "axis": weight.axis,
-            "vectors": weight.part(self._vectors),
+            "vectors": weight.vectors,
             "width": weight.basis.width,
             "is_slice": weight.slices is not None,
             "is_coordinates": weight.is_coordinates,
@@ -177,62 +174,37 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
         """A trained parameter each."""
         return [self._constrained.get(id(p)) for p in self._trained]
 
-    def _frozen(self) -> list[ConstrainedWeight]:
-        """The constrained weights of the model that this optimizer does not train: biases, say."""
-        trained = {id(p) for p in self._trained}
-        return [w for key, w in self._constrained.items() if key not in trained]
-
     def _expect_usable(self) -> None:
         expect_usable("SubspaceAdamW", self.param_groups, self._trained, lambda p: self._known[id(p)])
-        self._expect_version()
+        self._expect_own_basis()
 
-    def _expect_version(self) -> None:
-        """Raises ValueError where the basis is another than weights and moments are in; takes its U after a checkpoint."""
-        if self._basis is None:
-            return
-        if self._basis.version != self._version():
+    def _expect_own_basis(self) -> None:
+        """Raises ValueError where a checkpoint has brought the basis other vectors than weights and moments are in."""
+        if self._basis is not None and self._basis.checksum != self._basis_checksum:
             raise ValueError(
-                f"SubspaceAdamW: expected U of version {self._version()}, which weights and moments are in, got a basis of "
-                f"version {self._basis.version}: change_basis moves them to another U"
+                f"SubspaceAdamW: expected U of checksum {self._basis_checksum:#010x}, which weights and moments are in, got a "
+                f"basis of checksum {self._basis.checksum:#010x}: it is another seed's, of another checkpoint"
             )
-        if self._basis.checksum != self._checksum():
-            raise ValueError(
-                f"SubspaceAdamW: expected U of checksum {self._checksum():#010x}, which weights and moments are in, got a basis "
-                f"of checksum {self._basis.checksum:#010x} and the same version: it is another seed's, or of another checkpoint"
-            )
-        if self._vectors_checksum != self._checksum():  # a checkpoint was loaded
-            self._take_vectors()
-
-    def _version(self) -> int:
-        """Of the U that weights and moments are in."""
-        return self._of_groups("basis_version", self._vectors_version)
-
-    def _checksum(self) -> int:
-        """Of the same U, a basis's."""
-        return self._of_groups("basis_checksum", self._vectors_checksum)
-
-    def _of_groups(self, key: str, own: int) -> int:
-        """A number that the groups have, and a loaded state brings; `own` before there is a group."""
-        return next((int(group[key]) for group in self.param_groups if key in group), own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` returned; the run then goes on with the same bits.
 
         The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
         "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
-        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and
-        "basis_checksum", of the U that the state belongs to (load the model's basis too), and "free_blocks", of the decoder.
+        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_checksum" and "free_blocks"
+        of the decoder that the state belongs to.
 
         Raises:
-            ValueError: The state is of other parameters, or of a decoder with another number of free blocks. Nothing has changed.
+            ValueError: The state is of other parameters, or of a decoder with another basis or number of free blocks. Nothing has
+                changed.
         """
-        for group, own in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            free = group.get("free_blocks", 0)  # states from before there were free blocks
-            if free != own["free_blocks"]:
-                raise ValueError(
-                    f"SubspaceAdamW: free_blocks: expected the state of a decoder with free_blocks={own['free_blocks']}, got one "
-                    f"with free_blocks={free}, whose last blocks have other moments"
-                )
+        for group in state_dict["param_groups"]:
+            for key, own in self._decoder().items():
+                if (given := group.get(key, 0)) != own:  # torch's AdamW has none
+                    raise ValueError(
+                        f"SubspaceAdamW: {key}: expected the state of a decoder with {key}={own}, got one with {key}={given}, "
+                        f"whose moments are others"
+                    )
         names = [group.get("param_names") for group in self.param_groups]
         try:
             with loading(self, state_dict, self._trained) as states:
@@ -255,7 +227,7 @@ class SubspaceOptimizer(NotCopied, torch.optim.Optimizer):
 
 
 def _basis_of(module: nn.Module) -> Basis | None:
-    """The basis of a constrained model or stage, which one of free blocks alone has too: it goes on with the others' versions."""
+    """The basis of a constrained model or stage, which one of free blocks alone has too: its state says whose it is."""
     holders = (part for part in module.modules() if isinstance(getattr(part, "subspace_parts", None), Parts))
     return next((found for part in holders if (found := part._modules.get("subspace_basis")) is not None), None)
 

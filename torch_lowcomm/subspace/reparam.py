@@ -75,9 +75,8 @@ def reparam(module: nn.Module) -> nn.Module:
     "<module>.weight" still gives W.
 
     With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
-    ones with `lc.SubspaceAdamW`, the only optimizer that can go on in another U. Elementwise methods differ from those of
-    weights: their second moments are of coordinates, which depend on the choice of U within S. A bias of W_p1 or W_p2 stays a
-    vector in S.
+    ones with `lc.SubspaceAdamW`. Elementwise methods differ from those of weights: their second moments are of coordinates, which
+    depend on the choice of U within S. A bias of W_p1 or W_p2 stays a vector in S.
 
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
@@ -96,7 +95,7 @@ def reparam(module: nn.Module) -> nn.Module:
         part = module.get_submodule(weight.name.rpartition(".")[0])
         whole = part._parameters.pop("weight").detach()
         requires_grad = weight.parameter.requires_grad
-        coordinates = weight.coordinates(wide(whole), weight.basis.vectors).to(whole.dtype)
+        coordinates = weight.coordinates(wide(whole)).to(whole.dtype)
         part.register_parameter("coordinates", nn.Parameter(coordinates, requires_grad))
         kind = _EmbeddingOfCoordinates if weight.role == "embedding" else _LinearOfCoordinates
         part.__class__ = _class_of(kind, type(part))

@@ -273,7 +273,7 @@ def expect_free_blocks(module: Any, state: Mapping[str, Any], prefix: str, *_: A
     basis, saved = getattr(module, "subspace_basis", None), state.get(f"{prefix}subspace_basis._extra_state")
     if basis is None or saved is None:
         return
-    free = int(saved[1]) if saved.numel() > 1 else 0  # states from before there were free blocks
+    free = int(saved)
     if free != basis.free_blocks:
         raise ValueError(
             f"free_blocks: expected the state of a decoder with free_blocks={basis.free_blocks}, as this one was constrained, "

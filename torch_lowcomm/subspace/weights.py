@@ -1,4 +1,4 @@
-"""Weights that lie in the subspace S: which parameters they are, which part of them a rank has, how they go to another S."""
+"""Weights that lie in the subspace S: which parameters they are, and which part of them a rank has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # By role: the dimension of the weight, as its module stores it, along which S acts.
 AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0}
-_TOLERANCE = 1e-6  # of vectors that a caller has made, and may have sent as float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,10 @@ class ConstrainedWeight:
         """The dimension along which S acts."""
         return AXES[self.role]
 
-    def part(self, vectors: torch.Tensor) -> torch.Tensor:
+    @property
+    def vectors(self) -> torch.Tensor:
         """The columns of Uᵀ [k, d] that belong to this rank's part of the weight."""
+        vectors = self.basis.vectors
         if self.slices is None:
             return vectors
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
@@ -58,14 +59,14 @@ class ConstrainedWeight:
         """The ranks that share out the weight's other dimension."""
         return tuple(group for dimension, group in shards(self.parameter) if dimension != self.axis)
 
-    def coordinates(self, matrix: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def coordinates(self, matrix: torch.Tensor) -> torch.Tensor:
         """Of this rank's part of a matrix like W: UᵀX [k, n] or X·U [n, k]; of slices a summand of it."""
-        u = self.part(vectors).to(matrix)
+        u = self.vectors.to(matrix)
         return u @ matrix if self.axis == 0 else matrix @ u.T
 
-    def expand(self, coordinates: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def expand(self, coordinates: torch.Tensor) -> torch.Tensor:
         """This rank's part of U·C or C·Uᵀ."""
-        u = self.part(vectors).to(coordinates)
+        u = self.vectors.to(coordinates)
         return u.T @ coordinates if self.axis == 0 else coordinates @ u
 
 
@@ -109,8 +110,7 @@ def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
 
     def described(weight: ConstrainedWeight) -> str:
         basis = weight.basis
-        number = f"version {basis.version}, checksum {basis.checksum:#010x}"
-        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, {number}"
+        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, checksum {basis.checksum:#010x}"
 
     for weight in weights:
         if described(weight) != described(weights[0]):
@@ -180,19 +180,17 @@ def sum_numbers(
     return _pair(_gathered(own, stages, device) if stages is not None else own)[0]
 
 
-def distances(weights: Sequence[ConstrainedWeight], vectors: torch.Tensor | None) -> dict[str, float]:
+def distances(weights: Sequence[ConstrainedWeight]) -> dict[str, float]:
     """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros, nothing of coordinates.
-    Collective where weights are sharded. `vectors` is Uᵀ [k, d], None without weights.
+    Collective where weights are sharded.
     """
     weights = [weight for weight in weights if not weight.is_coordinates]
-    if vectors is None:
-        return {}
     parts = [wide(local(weight.parameter)) for weight in weights]
-    coordinates = [w.coordinates(part, vectors) for w, part in zip(weights, parts, strict=True)]
+    coordinates = [weight.coordinates(part) for weight, part in zip(weights, parts, strict=True)]
     sum_slices(weights, coordinates)
     found = {}
     for weight, part, c in zip(weights, parts, coordinates, strict=True):
-        outside = part - weight.expand(c, vectors)
+        outside = part - weight.expand(c)
         squares = torch.stack([outside.double().square().sum(), part.double().square().sum()])
         for _, group in shards(weight.parameter):
             sum_tensors([(squares, group)])
@@ -235,63 +233,3 @@ def _gathered(numbers: Sequence[float], group: dist.ProcessGroup, device: torch.
     with exact():
         dist.all_gather(everyones, mine, group=group)
     return torch.cat(everyones).tolist()
-
-
-def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both vectors in float64, on the device of the optimizer's own, which `old` has to be."""
-    old, new = (vectors.detach().to(own) for vectors in (old, new))
-    for name, vectors in (("old_vectors", old), ("new_vectors", new)):
-        if vectors.shape != own.shape:
-            raise ValueError(
-                f"SubspaceAdamW: change_basis: {name}: expected shape {tuple(own.shape)}, got {tuple(vectors.shape)}"
-            )
-    if not (apart := (old - own).abs().max().item()) <= _TOLERANCE:
-        raise ValueError(
-            f"SubspaceAdamW: change_basis: old_vectors: expected the U that the weights are in, got one that differs by "
-            f"{apart:.1e}"
-        )
-    identity = torch.eye(own.shape[0], dtype=own.dtype, device=own.device)
-    if not (off := (new @ new.T - identity).abs().max().item()) <= _TOLERANCE:
-        raise ValueError(
-            f"SubspaceAdamW: change_basis: new_vectors: expected orthonormal rows, got products of rows that differ by {off:.1e} "
-            f"from 0 and 1"
-        )
-    return old, new
-
-
-def change_basis(
-    weights: Sequence[ConstrainedWeight | None],
-    states: Sequence[dict[str, torch.Tensor]],
-    old: torch.Tensor,
-    new: torch.Tensor,
-) -> None:
-    """Projects weights and momenta onto the new S, U'ᵀ [k, d], in float64; nothing is written before all sums are there.
-
-    A parameter each: its weight, None where it is not constrained, and its state, of which "exp_avg" and maybe "rounding" are
-    written to; an empty one where it is frozen.
-    """
-    turn = new @ old.T  # U'ᵀU, [k, k]
-    moved = []  # of each weight it and, where it is trained, its momentum: what it becomes, and where that is written
-    for weight, state in zip(weights, states, strict=True):
-        if weight is None:
-            continue
-        parameter, rounding = local(weight.parameter), state.get("rounding")
-        part = parameter.double() if rounding is None else parameter.double() + rounding
-        tensors = [(part, weight.is_coordinates, parameter, rounding)]
-        if "exp_avg" in state:
-            rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
-            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"], None))
-        for tensor, already, target, left in tensors:
-            if not already:
-                turned = weight.coordinates(tensor, new)
-            elif weight.axis == 0:
-                turned = turn @ tensor
-            else:
-                turned = tensor @ turn.T
-            moved.append((weight, already, turned, target, left))
-    sum_tensors((c, weight.slices) for weight, already, c, _, _ in moved if not already)
-    for weight, already, c, target, rounding in moved:
-        value = c if already else weight.expand(c, new)
-        target.copy_(value)
-        if rounding is not None:
-            rounding.copy_(value - target.double())

@@ -25,7 +25,6 @@ VARIANTS = {
     "constrained, 32 in bf16": Configuration("constrained", rank=32, coefficients="bf16"),
     "constrained, 32 in 4 bits": Configuration("constrained", rank=32, coefficients="minmax4:bucket=128"),
     "constrained, 32, no fixed rows": Configuration("constrained", rank=32, sigma=0.0),
-    "constrained, 32, turning": Configuration("constrained", rank=32, every=100),
     "projection, 32": Configuration("projection", rank=32),
 }
 # What the last block's constraint costs, which no boundary needs.

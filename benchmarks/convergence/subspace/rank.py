@@ -28,7 +28,6 @@ class Configuration:
     Attributes:
         kind: "constrained" decoders; free ones with boundaries "whole", "top-k", "one-bit" and "projection".
         rank: Numbers a token that cross a boundary; of "top-k" those that are kept.
-        every: Steps from one turn of the subspace to the next; 0: it stays.
         watched: Windows of the `validation` ones that are evaluated at each point; 0: none.
     """
 
@@ -38,7 +37,6 @@ class Configuration:
     fixed: str = "signs"
     sigma: float | None = None
     free_blocks: int = 1
-    every: int = 0
     width: int = 256
     layers: int = 6
     stages: int = 6
@@ -85,7 +83,6 @@ class Run:
             self.optimizer = lc.SubspaceAdamW(self.module, lr=c.lr)
         else:
             self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=c.lr, fused=True)
-        self.turns = lc.subspace.Grassmann([self.stage], self.optimizer, every=c.every) if c.every else None
         self.corpus = text.load()
 
     def result(self) -> dict[str, Any]:
@@ -114,8 +111,6 @@ class Run:
         lc.pipeline.step(self.schedule, tokens, target=targets, losses=losses, ids=tokens)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.turns:
-            self.turns.step()
         return torch.stack(losses).mean().item() if self.last else 0.0
 
     def validation(self, windows: int) -> float:

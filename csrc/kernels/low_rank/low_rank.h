@@ -39,8 +39,7 @@ inline constexpr double kDependent = 1e-6;
 // input. Returns how many did. Allocates count·length doubles; called under FloatEnv.
 size_t orthonormalise(float* x, size_t count, size_t length);
 
-// orthonormalise() without the rounding to fp32; allocates nothing. Its R, where x = R·(the result), has a positive
-// diagonal.
+// orthonormalise() without the rounding to fp32; allocates nothing.
 size_t orthonormalise(double* x, size_t count, size_t length);
 
 // The same, for a basis that must stay whole: a vector that would become zero is drawn anew first, from ±1 by `seed`

@@ -8,7 +8,6 @@ from torch import nn
 
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.families import new_cache
-from torch_lowcomm.subspace.grassmann import turned
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
 
@@ -155,26 +154,7 @@ def expect_uncut(model, stages, ids, bound=1e-12):
         assert apart(gradient, expected[name]) < bound, name
 
 
-def turn(model, optimizer, seen):
-    """A step of the subspace along a GradientSum, of a model in one piece."""
-    basis = model.subspace_basis
-    new = turned(basis.vectors, seen.total, 1.0)
-    optimizer.change_basis(basis.vectors.clone(), new)
-    basis.change(new)
-    seen.total = None
-
-
 def apart(x, y):
     """‖x − y‖ / ‖y‖."""
     x, y = x.detach().double(), y.detach().double()
     return float((x - y).norm() / y.norm())
-
-
-def watch_input(gradients, block):
-    """Adds to a GradientSum the gradients of a block's input, which a boundary has where a pipeline is cut before it."""
-
-    def hook(_, inputs):
-        if inputs[0].requires_grad:
-            inputs[0].register_hook(gradients.add)
-
-    block.register_forward_pre_hook(hook)

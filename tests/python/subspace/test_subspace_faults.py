@@ -1,16 +1,18 @@
-"""Stages of a constrained decoder that fail: named on every rank, and nothing is trained on what is wrong."""
+"""Stages of a constrained decoder that fail or are killed: named on every rank, and nothing is trained on what is wrong."""
 
+import os
 import re
+import signal
 
 import pytest
 import stages_case
-import subspace_case as case
 import test_subspace_pipeline as pipelines
 import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
-from torch_lowcomm.subspace.basis import Basis
+
+VICTIM = 1  # which is killed
 
 
 def _step(r, schedule, x, y, ids=None):
@@ -120,56 +122,28 @@ def test_a_gradient_that_is_not_finite(r):
         _step(r, schedule, x, y)
 
 
-class _Optimizer:
-    """Stands in for the optimizer of a switch that never comes to it."""
-
-    def __init__(self):
-        self.changed = 0
-
-    def change_basis(self, old, new):
-        self.changed += 1
+def _die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.on("trio", group={})
-def test_a_switch_that_fails_leaves_one_version(r, when):
-    """A rank fails before or after the others have changed; `resume` brings all to one version."""
-    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 3, torch.float64)
-    optimizer = _Optimizer()
-    subspace = lc.subspace.Grassmann([stage], optimizer, every=1)
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
+@pytest.mark.on(4, timeout=120, allow_exit={VICTIM: -signal.SIGKILL})
+def test_a_stage_that_is_killed_in_a_step_is_named(r, gradients):
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 4, torch.float32)
     x, y = pipelines._batch()
     _step(r, schedule, x, y)
-    subspace._exchange()
-    if when == "after":
-        subspace._confirm()
-        if r.rank != 1:
-            subspace._commit()
-    dist.barrier()
-    version = subspace.resume()
-    assert version == subspace.version == optimizer.changed == (when == "after")
-    crc = torch.tensor([stage.submod.subspace_basis.checksum])
-    all_crc = torch.empty(r.size, dtype=torch.int64)
-    dist.all_gather_into_tensor(all_crc, crc)
-    assert len(set(all_crc.tolist())) == 1
-    _step(r, schedule, x, y)
-
-
-@pytest.mark.on("pair", group={})
-def test_an_older_checkpoint_is_named(r):
-    """A rank restarted from an older checkpoint is told so, on all ranks."""
-    _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
-    subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=1)
-    if r.rank == 0:
-        stage.submod.subspace_basis.change(Basis(case.WIDTH, case.RANK, seed=4).vectors)
-    with pytest.raises(ValueError, match=r"expected version 1 on all ranks, got \[1, 0\]"):
-        subspace.resume()
-
-
-@pytest.mark.on("pair", group={"timeout_s": 300})  # longer than the test's
-def test_other_intervals_are_named(r):
-    """Before any rank waits for a switch that another one does not make."""
-    _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
-    subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=2 + r.rank)
-    for call in (subspace.step, subspace.resume):
-        with pytest.raises(ValueError, match=r"every: expected the same on all ranks, got \[2, 3\]"):
-            call()
+    before = [p.detach().clone() for p in stage.submod.parameters()]
+    if r.rank == VICTIM:
+        block = stage.submod.get_submodule(f"blocks.{VICTIM}")
+        if gradients:
+            block.register_full_backward_hook(_die)
+        else:
+            block.register_forward_pre_hook(_die)
+    with pytest.raises((dist.DistBackendError, RuntimeError)) as failure:
+        _step(r, schedule, x, y)
+        _step(r, schedule, x, y)  # a rank whose part is over hears of it in its next step
+    assert all(torch.equal(a, b) for a, b in zip(before, stage.submod.parameters(), strict=True))
+    text = str(failure.value)  # of those further off with the cause of the stage that heard first
+    assert text.startswith(f"stage {r.rank}: ") and f"rank {VICTIM} (global {VICTIM})" in text, text
+    assert "boundary" in text, text

@@ -11,6 +11,7 @@ from model import GPT, Config
 import torch_lowcomm as lc
 from torch_lowcomm.pipeline.boundary import FIRST_EDGE
 from torch_lowcomm.pipeline.edge import Edge
+from torch_lowcomm.subspace.basis import Basis
 
 NEW = 20
 GREEDY, SAMPLED = {}, {"temperature": 0.8, "seed": 3}
@@ -119,13 +120,13 @@ def test_coded_coefficients(r, coefficients):
     return tokens
 
 
-@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
+@pytest.mark.parametrize("what", ["seed", "sigma", "basis"])
 @pytest.mark.on("pair", group={})
 def test_another_subspace_on_a_stage(r, what):
     options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
     stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
-    if r.rank == 1 and what == "version":
-        stage.subspace_basis.change(stage.subspace_basis.vectors)
+    if r.rank == 1 and what == "basis":
+        stage.subspace_basis.vectors.copy_(Basis(case.WIDTH, case.RANK, seed=9).vectors)
     with pytest.raises((ValueError, RuntimeError), match="stage 1 of 2: .*expected the basis, fixed part and kind"):
         lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
 
