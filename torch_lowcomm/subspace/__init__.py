@@ -16,7 +16,6 @@ from torch_lowcomm.subspace.families import KeyValues
 from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.grassmann import Grassmann
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.projection import Projection
 from torch_lowcomm.subspace.reparam import reparam
 from torch_lowcomm.subspace.stage import merge_states
 
@@ -25,7 +24,6 @@ __all__ = [
     "Grassmann",
     "KeyValues",
     "Parts",
-    "Projection",
     "check",
     "constrain",
     "cut",
