@@ -15,10 +15,9 @@ loopback; the seconds depend on the machine, the bytes do not):
     fewer bytes, times                               1.0                       4.0
     seconds                                         36.3                      40.1
 
-Then its stages generate a line of text together (`lc.subspace.generate`). `--kind projection` leaves the weights free and sends
-the coordinates of what is left after a token's anchor; `--kind coded` sends codes of all numbers of the free model
-(`--coefficients gauss4`, say). Which one is nearest to the free model at equal bytes depends on the ratio: docs/subspace.md.
-Perplexity is by exact messages in every case.
+Then its stages generate a line of text together (`lc.subspace.generate`). `--kind coded` sends codes of all numbers of the
+free model (`--coefficients gauss4`, say). Which one is nearest to the free model at equal bytes depends on the ratio:
+docs/subspace.md. Perplexity is by exact messages in every case.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ import torch_lowcomm as lc
 
 CONFIG = model.Config()
 SCHEDULES = {"1f1b": Schedule1F1B, "1f1b-ahead": lc.pipeline.Schedule1F1B, "gpipe": ScheduleGPipe}
-KINDS = ("constrained", "projection", "coded")
+KINDS = ("constrained", "coded")
 
 
 @dataclasses.dataclass
@@ -117,10 +116,6 @@ def stage_of(args: argparse.Namespace, *, free: bool) -> tuple[lc.pipeline.Stage
         part: nn.Module = Part(gpt, index, count)
         options = {} if free else {"forward": args.coefficients, "backward": args.coefficients}
         name = "free, exact messages" if free else f"free, {args.coefficients} of all numbers"
-    elif args.kind == "projection":
-        boundary = lc.subspace.Projection(args.rank, seed=args.seed)
-        part = lc.subspace.cut(gpt, index, count, coefficients=args.coefficients, boundary=boundary)
-        name = f"projection, {args.rank} x {args.coefficients}"
     else:
         gpt = lc.subspace.constrain(gpt, args.rank, seed=args.seed)
         part = lc.subspace.cut(gpt, index, count, coefficients=args.coefficients)

@@ -93,7 +93,7 @@ METHODS = {
     ),
     "split_learning": Method("Split learning on Fashion-MNIST", pipeline_split.measure, 3, has_text=False),
     "subspace": Method(
-        "Boundaries of a pipeline: subspaces, projections, and codes of all numbers",
+        "Boundaries of a pipeline: subspaces, and codes of all numbers",
         subspace.measure,
         3,
         subspace.PARTS,

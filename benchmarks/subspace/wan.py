@@ -59,7 +59,6 @@ METHODS = (
     Method("constrained, d/8 in 8 bits", "constrained, 32 in 8 bits", 1 / 8, "minmax8:bucket=128"),
     Method("constrained, d/4 in 4 bits", "constrained, 64 in 4 bits", 1 / 4, "minmax4:bucket=128"),
     Method("constrained, d/8 in 4 bits", "constrained, 32 in 4 bits", 1 / 8, "minmax4:bucket=128"),
-    Method("projection, d/8 in fp32", "projection, 32", 1 / 8, "fp32"),
 )
 
 

@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch_lowcomm import _C
 from torch_lowcomm._hosts import AUTO, FLAT
 from torch_lowcomm._log import logger
-from torch_lowcomm.fsdp import fsdp1
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
 from torch_lowcomm.fsdp.agreement import Named, Replicas, agree, tell
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedComms, QuantizedReduceScatter, _LayoutComm, install
@@ -18,7 +17,7 @@ from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch
 from torch_lowcomm.fsdp.plan import Choices, Plan
 from torch_lowcomm.groups import backend_of
 
-__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "fsdp1", "quantize"]
+__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "quantize"]
 
 
 def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[Named]]:

@@ -15,7 +15,6 @@ from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.families import KeyValues
 from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.parts import Parts
-from torch_lowcomm.subspace.projection import Projection
 from torch_lowcomm.subspace.reparam import reparam
 from torch_lowcomm.subspace.stage import merge_states
 
@@ -23,7 +22,6 @@ __all__ = [
     "Finding",
     "KeyValues",
     "Parts",
-    "Projection",
     "check",
     "constrain",
     "cut",

@@ -47,23 +47,21 @@ class Decode(nn.Module):
 
 
 class Boundary(Protocol):
-    """A kind of boundary, which `cut` makes the two sides of.
+    """A kind of boundary, which `cut` makes the two sides of. Stages compare its repr.
 
-    A side is a module: forward(x, ids, start) takes the residual stream [batch, time, width] to coefficients [batch, time, rank],
-    or back. ids are its tokens [batch, time]; `start` positions come before the first of them.
+    A side is a module without parameters: forward(x, ids, start) takes the residual stream [batch, time, width] to coefficients
+    [batch, time, rank], or back. ids are its tokens [batch, time]; `start` positions come before the first of them.
 
     Attributes:
-        exact: Whether the stages compute what the uncut model does. The sides then have no parameters of their own.
+        exact: Whether the stages compute what the uncut model does.
         rank: Coefficients a token; None: the rank of the decoder's subspace.
     """
 
     exact: bool
     rank: int | None
 
-    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
-        """The sender's or the receiver's side of the boundary behind block `number`, in a `StageModule` that has everything else;
-        `embedding` is the decoder's, on whichever stage it is.
-        """
+    def side(self, stage: Any, *, encodes: bool) -> nn.Module:
+        """The sender's or the receiver's side of a boundary, in a `StageModule` that has everything else."""
         ...
 
 
@@ -76,7 +74,7 @@ class Exact:
     def __repr__(self) -> str:
         return "Exact()"
 
-    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> Encode | Decode:
+    def side(self, stage: Any, *, encodes: bool) -> Encode | Decode:
         """See `Boundary`."""
         return (Encode if encodes else Decode)(stage.subspace_basis, stage.subspace_anchor)
 

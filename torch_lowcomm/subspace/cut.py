@@ -36,7 +36,7 @@ def cut(
         blocks: The number of blocks of each stage. None: as equal as they can be, more on the first stages.
         coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
             "minmax8:bucket=128", which the stage has as `message_codec`.
-        boundary: Another kind than the exact one: `Projection`, or one of your own (`subspace.boundary.Boundary`).
+        boundary: One of your own, a `subspace.boundary.Boundary`, in place of the exact one.
         parts: The parts of a decoder that is not constrained, where they are not found.
 
     Returns:
@@ -54,7 +54,7 @@ def cut(
     if not isinstance(coefficients, str):
         raise TypeError(f"coefficients: expected 'fp32', 'bf16' or a codec, got {coefficients!r}")
     if boundary is not None and not hasattr(boundary, "side"):
-        raise TypeError(f"boundary: expected Projection, another Boundary or None, got {boundary!r}")
+        raise TypeError(f"boundary: expected a Boundary or None, got {boundary!r}")
     for name, number in (("index", index), ("count", count), *(("blocks", size) for size in blocks or ())):
         expect_integer(f"subspace: {name}", number)
     if boundary is None:

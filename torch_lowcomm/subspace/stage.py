@@ -13,7 +13,6 @@ from torch_lowcomm.subspace.anchor import Anchor, Embedding
 from torch_lowcomm.subspace.boundary import Boundary
 from torch_lowcomm.subspace.families import run_blocks
 from torch_lowcomm.subspace.parts import Parts, part_at
-from torch_lowcomm.subspace.projection import Projection
 from torch_lowcomm.subspace.weights import wide
 
 logger = logging.getLogger(__name__)
@@ -63,21 +62,11 @@ class StageModule(nn.Module):
         self._told = count == 1  # of autocast, where there is a boundary
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
-        kind = f"{boundary!r}, coefficients={coefficients}".encode()
-        if isinstance(boundary, Projection):  # which copies the embedding, as it is now
-            kind += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
-        self._boundary = zlib.crc32(kind)
+        self._boundary = zlib.crc32(f"{boundary!r}, coefficients={coefficients}".encode())
         self.register_load_state_dict_pre_hook(pick)
-        for side, there, number in (
-            ("encode", not self.is_last, blocks.stop - 1),
-            ("decode", not self.is_first, blocks.start - 1),
-        ):
-            made = None
-            if there:
-                made = boundary.side(self, number, embedding, encodes=side == "encode")
-                if not boundary.exact:  # its own parameters are the stage's; it is no part otherwise
-                    place(self, f"boundaries.{number}.{side}", made)
-            object.__setattr__(self, side, made)
+        for side, there in (("encode", not self.is_last), ("decode", not self.is_first)):
+            made = boundary.side(self, encodes=side == "encode") if there else None
+            object.__setattr__(self, side, made)  # it has no parameters, and is no part of the stage
 
     @property
     def is_first(self) -> bool:
@@ -295,7 +284,7 @@ def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
         )
     own = {f"{prefix}{name}" for name in stage.state_dict()}
-    paths = (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries")
+    paths = (parts.embedding, parts.positions, parts.norm, parts.head)
     others = tuple(f"{prefix}{path}." for path in paths if path is not None)
     for name in list(state):
         match = block.match(name)

@@ -25,7 +25,6 @@ VARIANTS = {
     "constrained, 32 in bf16": Configuration("constrained", rank=32, coefficients="bf16"),
     "constrained, 32 in 4 bits": Configuration("constrained", rank=32, coefficients="minmax4:bucket=128"),
     "constrained, 32, no fixed rows": Configuration("constrained", rank=32, sigma=0.0),
-    "projection, 32": Configuration("projection", rank=32),
 }
 # What the last block's constraint costs, which no boundary needs.
 _SMALL = {"width": 128, "layers": 4, "stages": 4, "steps": 300}
@@ -53,7 +52,7 @@ BY_SECONDS = {
 }
 # The curves of the picture.
 DRAWN = (
-    *("free", "constrained, 32", "constrained, 32 in 8 bits", "projection, 32", "4 bits of all", "top-k, 25 of 256"),
+    *("free", "constrained, 32", "constrained, 32 in 8 bits", "4 bits of all", "top-k, 25 of 256"),
     *("2 bits of all", "1 bit of all"),
 )
 QUICK = (

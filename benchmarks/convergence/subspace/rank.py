@@ -23,10 +23,10 @@ POINT = 20  # steps whose mean loss is a point of a curve
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run; fields that are not here are as `lc.subspace.cut`, `constrain` and `Projection` have them.
+    """One run; fields that are not here are as `lc.subspace.cut` and `constrain` have them.
 
     Attributes:
-        kind: "constrained" decoders; free ones with boundaries "whole", "top-k", "one-bit" and "projection".
+        kind: "constrained" decoders; free ones with boundaries "whole", "top-k" and "one-bit".
         rank: Numbers a token that cross a boundary; of "top-k" those that are kept.
         watched: Windows of the `validation` ones that are evaluated at each point; 0: none.
     """
@@ -128,8 +128,6 @@ def boundary_of(c: Configuration) -> Any:
     """The boundary of a free decoder's stages; None: the decoder is constrained."""
     if c.kind == "constrained":
         return None
-    if c.kind == "projection":
-        return lc.subspace.Projection(c.rank, seed=c.seed)
     if c.kind == "top-k":
         return TopK(c.width, c.rank)
     return OneBit(c.width) if c.kind == "one-bit" else Whole(c.width)

@@ -22,7 +22,7 @@ class Whole:
     def __init__(self, width: int) -> None:
         self.rank = width
 
-    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
+    def side(self, stage: Any, *, encodes: bool) -> nn.Module:
         """See `lc.subspace`'s `Boundary`."""
         return Side(None, None)
 
@@ -47,7 +47,7 @@ class TopK(Whole):
         places = x.abs().topk(self.kept, dim=-1).indices
         return torch.zeros_like(x).scatter_(-1, places, x.gather(-1, places))
 
-    def side(self, stage: Any, number: int, embedding: nn.Module, *, encodes: bool) -> nn.Module:
+    def side(self, stage: Any, *, encodes: bool) -> nn.Module:
         """Rounds activations, and on the receiver's side gradients."""
         return Side(self.rounded, None) if encodes else Side(None, self.rounded)
 

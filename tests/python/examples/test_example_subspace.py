@@ -13,10 +13,9 @@ QUICK = ["--steps", "30", "--batch", "8"]
     ("arguments", "fewer"),
     [
         (["--rank", "32"], 3.5),
-        (["--rank", "16", "--kind", "projection", "--coefficients", "minmax8:bucket=128"], 15),
         (["--kind", "coded", "--coefficients", "gauss4"], 6.5),
     ],
-    ids=["constrained", "projection", "coded"],
+    ids=["constrained", "coded"],
 )
 def test_example_trains(tmp_path, arguments, fewer):
     """Both runs learn, and the second one sends so many times fewer bytes, frames included; the plot is drawn."""

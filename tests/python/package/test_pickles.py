@@ -39,7 +39,6 @@ NOT_COPIED = {
     "QuantizedAdam": (lambda: lc.QuantizedAdam(nn.Linear(4, 4).parameters()), SAVED),
     "SeedReplay": (lambda: lc.SeedReplay(nn.Linear(4, 4), lr=1e-2), SAVED),
     "SubspaceAdamW": (lambda: lc.SubspaceAdamW(nn.Linear(4, 4)), SAVED),
-    "State": (lambda: lc.fsdp.fsdp1.State(gradients="qsgd8"), SAVED),
     "Cache": (lc.pipeline.Cache, SAVED),
     "Stage": (lambda: lc.pipeline.Stage(nn.Linear(4, 4), 0, 1, torch.device("cpu")), REMADE),
 }

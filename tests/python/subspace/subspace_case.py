@@ -9,11 +9,13 @@ from torch import nn
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.families import new_cache
 
-sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
+sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "examples")]  # of a pool's ranks
 
+from convergence.subspace.rounded import Whole
 from model import GPT, VOCABULARY, Config
 
 WIDTH, RANK, LAYERS, BATCH, TIME = 32, 8, 4, 3, 10
+WHOLE = Whole(WIDTH)  # a boundary of decoders whose weights stay free
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Olmo")
 
 

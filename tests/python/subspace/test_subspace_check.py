@@ -236,7 +236,7 @@ def test_a_decoder_that_is_not_its_parts_in_order(what):
     model = _Decoder(forward, _Block)
     _refused(model, message)
     with pytest.raises(ValueError, match=f"stages would compute something else than the decoder: {message}"):
-        lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(4))
+        lc.subspace.cut(model, 0, 2, boundary=case.WHOLE)
     _expect_as_it_was(model, _state(model))
     model.function = _right
     lc.subspace.constrain(model, case.RANK)
@@ -274,8 +274,8 @@ def test_a_table_of_positions():
     assert "rows: trained positions" in str(lc.subspace.check(model)[0])
 
 
-def _cut(model, rank):
-    return lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(rank))
+def _cut(model, _rank):
+    return lc.subspace.cut(model, 0, 2, boundary=case.WHOLE)
 
 
 @pytest.mark.parametrize("make", [lc.subspace.constrain, _cut], ids=["constrain", "cut"])

@@ -46,12 +46,12 @@ def test_logits_that_are_not_the_heads():
     with pytest.raises(ValueError, match=message):
         lc.subspace.constrain(case.family("Gemma2"), case.RANK)
     with pytest.raises(ValueError, match=message):
-        lc.subspace.cut(case.family("Gemma2"), 0, 2, boundary=lc.subspace.Projection(4))
+        lc.subspace.cut(case.family("Gemma2"), 0, 2, boundary=case.WHOLE)
     tied = r"got model.embed_tokens.weight of stage 0, which is lm_head.weight of stage 1 too: copy it for one of them"
     with pytest.raises(ValueError, match=tied):
-        lc.subspace.cut(case.family("Gemma2", final_logit_softcapping=None), 0, 2, boundary=lc.subspace.Projection(4))
+        lc.subspace.cut(case.family("Gemma2", final_logit_softcapping=None), 0, 2, boundary=case.WHOLE)
     free = case.family("Gemma2", final_logit_softcapping=None, tie_word_embeddings=False)
-    stages, ids = case.cuts(free, 2, boundary=lc.subspace.Projection(case.WIDTH)), case.ids(96)
+    stages, ids = case.cuts(free, 2, boundary=case.WHOLE), case.ids(96)
     assert case.apart(case.chain(stages, ids), free(input_ids=ids, use_cache=False).logits) < 1e-12
 
 

@@ -94,7 +94,7 @@ def test_no_boundary_behind_a_free_block():
         with pytest.raises(ValueError, match=message):
             lc.subspace.cut(model, 0, **options)
     lc.subspace.cut(model, 0, 1)  # has no boundary
-    lc.subspace.cut(model, 0, 4, boundary=lc.subspace.Projection(4))  # asks nothing of weights
+    lc.subspace.cut(model, 0, 4, boundary=case.WHOLE)  # asks nothing of weights
 
 
 def test_what_free_blocks_may_have():
