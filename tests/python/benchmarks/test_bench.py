@@ -72,7 +72,7 @@ CODED = [
 @pytest.mark.later
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_op(request, tmp_path, size):
-    """Two ranks, whose exact results must have the same bits, and three, whose sums have an order."""
+    """Two ranks, and three, whose sums have an order."""
     pool = request.getfixturevalue({2: "pair", 3: "trio"}[size])
     cases = EXACT + CODED
     commands = [[case[0], *SMALL, *case[1:], "--json", tmp_path / f"{i}.json"] for i, case in enumerate(cases)]
@@ -122,7 +122,7 @@ def check_row(row, kept, op, case, size):
             # The bytes that the op needs, and few more: a description and headers for a peer, and slices that are not all equal.
             most = got["needed_bytes"] * (size - 1 if op.rooted else 1) * 1.25 + 1024 * (size - 1)
             assert got["needed_bytes"] < got["wire_bytes"] < most
-        assert (got["relative_error"] == 0) == (not coded and size == 2) or (not coded and got["relative_error"] < 1e-2)
+        assert 0 < got["relative_error"] < 0.5 if coded else got["relative_error"] < 1e-2
         assert (got["peer"] is not None) == ("--peer" in case)
         if got["peer"]:
             assert got["peer"]["wrong"] == 0
@@ -153,8 +153,8 @@ def _spoilt(r, argv, spoil):
         ops.Case.call = call
 
 
-def _one_off(result):
-    result[7] += 1
+def _lost(result):
+    result[:1000] = 0
 
 
 def _nan(result):
@@ -168,9 +168,10 @@ def _last_bit(result):
 @pytest.mark.parametrize(
     ("argv", "spoil", "wrong"),
     [
-        (["all_reduce"], _last_bit, 2),  # an element, and a rank that differs from rank 0
-        (["all_gather", "--codec", "minmax8"], _one_off, 4097),  # the block of 4096 that it stands in
-        (["reduce_scatter", "--codec", "sym4"], _nan, 4096),
+        (["all_reduce"], _last_bit, 1),  # a rank that differs from rank 0, by no more than roundings do
+        (["all_reduce"], _lost, 1001),
+        (["all_gather", "--codec", "minmax8"], _lost, 16385),
+        (["reduce_scatter", "--codec", "sym4"], _nan, 8192),
         (["sendrecv"], _last_bit, 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -23,16 +23,16 @@ columns (N/A: torch has no such form of the op, it was not asked for, or it is n
   algbw           size / time, GB/s (10^9) of exact bytes, coded or not
   busbw           algbw x the share of size that the busiest rank must send: all_reduce 2(W-1)/W, all_gather,
                   reduce_scatter and all_to_all (W-1)/W, others 1
-  #wrong          wrong elements of all ranks, and ranks whose bytes differ from rank 0's where all must end equal.
-                  Exact results must have the same bits where data are only moved, for integers, min and max, and on two
-                  ranks; else they must be within (W-1)u sum|x|. In coded results the norm of the error over 4096 elements
-                  may be a quarter above that of a round trip; all of these elements are wrong where it is more
+  #wrong          wrong elements of all ranks, and ranks whose bytes differ from rank 0's where all must end equal. Values
+                  that are only moved must be the same; reduced floats may be off by W x eps x the largest one. A coded
+                  result is wrong as a whole where its error is above 2 x that of a round trip of the codec + W x eps.
+                  NaN is wrong
   min             the fastest iteration, us
   spread          distance of the quartiles / median
   wire            bytes that the busiest rank sent in a call, with frame headers; N/A where the inner backend carried
                   them, which does not count
   ratio           bytes that it would have sent without a codec / wire
-  rel.err         norm of the difference from the exact result / norm of the exact result
+  rel.err         ||result - exact|| / ||exact||, where exact is computed in float64
   encode, decode  us a call on the slowest rank, partly while the wire is busy; without a codec copies and checksums
   ideal           share of the ideal time in the time. The ideal time of a link of --rate is: payload bytes that the
                   busiest rank must send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame

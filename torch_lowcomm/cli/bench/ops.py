@@ -1,15 +1,14 @@
 """The ops that are measured: how each is called, how many bytes it sends, and what its result must be."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_lowcomm._C import Codec
 from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
-from torch_lowcomm.cli.bench.expected import ExpectedElements, moved, reduced
 
 OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
 DTYPES = {
@@ -23,11 +22,11 @@ DTYPES = {
     "int64": torch.int64,
 }
 REDOPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
+    "sum": (dist.ReduceOp.SUM, torch.add),
+    "prod": (dist.ReduceOp.PRODUCT, torch.mul),
+    "min": (dist.ReduceOp.MIN, torch.minimum),
+    "max": (dist.ReduceOp.MAX, torch.maximum),
+    "avg": (dist.ReduceOp.AVG, torch.add),
 }
 
 
@@ -99,7 +98,7 @@ class Case:
     def __post_init__(self) -> None:
         whole = self.count * (1 if self.op.whole else self.ranks)
         name = self.op.name
-        self._own = contribution(self.rank, whole if name in ("reduce_scatter", "all_to_all") else self.count, self)
+        self._own = self.input_of(self.rank)
         self._input = self._own.clone()
         own = slice(self.rank * self.count, (self.rank + 1) * self.count)
         if name in ("all_reduce", "broadcast"):
@@ -121,11 +120,11 @@ class Case:
         """Runs the op to its end."""
         name = self.op.name
         if name == "all_reduce":
-            dist.all_reduce(self._input, op=REDOPS[self.redop], group=group)
+            dist.all_reduce(self._input, op=REDOPS[self.redop][0], group=group)
         elif name == "all_gather":
             all_gather_single(self.result, self._input, group=group)
         elif name == "reduce_scatter":
-            reduce_scatter_single(self.result, self._input, op=REDOPS[self.redop], group=group)
+            reduce_scatter_single(self.result, self._input, op=REDOPS[self.redop][0], group=group)
         elif name == "all_to_all":
             dist.all_to_all_single(self.result, self._input, group=group)
         elif name == "broadcast":
@@ -139,34 +138,31 @@ class Case:
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
 
-    def expected(self, codec: Codec | None) -> list[tuple[Tensor, ExpectedElements]]:
-        """Returns the pieces of this rank's result, 1-D, each with its expected value; `codec` is that of messages, if any."""
-        name, count = self.op.name, self.count
-        everyone = range(self.ranks)
-        if name == "all_reduce":
-            inputs = (contribution(r, count, self) for r in everyone)
-            return [(self.result, reduced(inputs, self.redop, codec, own=None, again=True))]
-        if name == "reduce_scatter":
-            inputs = (self._part_for(self.rank, r) for r in everyone)
-            return [(self.result, reduced(inputs, self.redop, codec, own=self.rank, again=False))]
+    def expected(self) -> Tensor:
+        """Returns the exact result of this rank, in float64 or in the dtype of integers."""
+        name, own = self.op.name, slice(self.rank * self.count, (self.rank + 1) * self.count)
         if name == "broadcast":
-            return [(self.result, moved(contribution(self.root, count, self), codec))]
+            return self.input_of(self.root)
         if name == "sendrecv":
-            return [(self.result, moved(contribution((self.rank - 1) % self.ranks, count, self), codec))]
-        parts = self.result.split(count)
-        if name == "all_gather":
-            return [(parts[r], moved(contribution(r, count, self), codec)) for r in everyone]
-        return [(parts[r], moved(self._part_for(self.rank, r), codec)) for r in everyone]
+            return self.input_of((self.rank - 1) % self.ranks)
+        inputs = map(self.input_of, range(self.ranks))
+        if name in ("reduce_scatter", "all_to_all"):
+            inputs = (x[own].clone() for x in inputs)
+        if not self.op.reduces:
+            return torch.cat(list(inputs))
+        wide = torch.float64 if self.dtype.is_floating_point else self.dtype
+        total = functools.reduce(REDOPS[self.redop][1], (x.to(wide) for x in inputs))
+        return total / self.ranks if self.redop == "avg" else total
 
-    def _part_for(self, receiver: int, sender: int) -> Tensor:
-        whole = contribution(sender, self.count * self.ranks, self)
-        return whole[receiver * self.count : (receiver + 1) * self.count]
+    def input_of(self, rank: int, least: int = 0) -> Tensor:
+        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4).
 
-
-def contribution(rank: int, elements: int, case: Case) -> Tensor:
-    """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4)."""
-    generator = torch.Generator().manual_seed(rank)
-    if case.dtype.is_floating_point:
-        return torch.randn(elements, generator=generator).to(case.dtype)
-    low = 0 if case.dtype == torch.uint8 else -4
-    return torch.randint(low, 5, (elements,), generator=generator).to(case.dtype)
+        Of `least` elements or more, whose first ones are the input.
+        """
+        parts = self.ranks if self.op.name in ("reduce_scatter", "all_to_all") else 1
+        elements = max(self.count * parts, least)
+        generator = torch.Generator().manual_seed(rank)
+        if self.dtype.is_floating_point:
+            return torch.randn(elements, generator=generator).to(self.dtype)
+        low = 0 if self.dtype == torch.uint8 else -4
+        return torch.randint(low, 5, (elements,), generator=generator).to(self.dtype)
