@@ -16,7 +16,7 @@ from torch_lowcomm.cli.machine import heading
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = """\
-columns (N/A: torch has no such form of the op, it was not asked for, or it is not counted)
+columns (N/A: it was not asked for, or it is not counted). all_reduce and broadcast are in place, the others out of place
   size            bytes, as stated above
   count           elements of one rank's part of size
   time            median over the iterations, us; one lasts from a barrier to the end of its slowest rank
@@ -37,7 +37,7 @@ columns (N/A: torch has no such form of the op, it was not asked for, or it is n
   ideal           share of the ideal time in the time. The ideal time of a link of --rate is: payload bytes that the
                   busiest rank must send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame
   x peer          the peer's time / this time: above 1 is faster
-min ... x peer are of the first form measured. The exit status is 1 if any result is wrong, the peer's too."""
+The exit status is 1 if any result is wrong, the peer's too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:

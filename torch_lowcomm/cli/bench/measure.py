@@ -83,19 +83,16 @@ class Bench:
         plan = self.plan
         for size in plan.sizes:
             count = count_of(plan, size, self.ranks)
-            row: dict[str, Any] = {
-                "size_bytes": count * (1 if plan.op.whole else self.ranks) * DTYPES[plan.dtype].itemsize,
+            case = Case(plan.op, self.rank, self.ranks, count, DTYPES[plan.dtype], plan.redop, plan.root)
+            size = count * (1 if plan.op.whole else self.ranks) * DTYPES[plan.dtype].itemsize
+            yield {
+                "size_bytes": size,
                 "count": count,
                 "type": plan.dtype,
                 "redop": plan.redop if plan.op.reduces else "none",
                 "root": plan.root if plan.op.rooted else -1,
-                "out_of_place": None,
-                "in_place": None,
+                **self._measure(case, size),
             }
-            for form in plan.op.forms:
-                case = Case(plan.op, form, self.rank, self.ranks, count, DTYPES[plan.dtype], plan.redop, plan.root)
-                row[form] = self._measure(case, row["size_bytes"])
-            yield row
 
     def _measure(self, case: Case, size: int) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in self.groups}

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
 
-OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
 DTYPES = {
     "float": torch.float32,
     "half": torch.float16,
@@ -38,7 +37,6 @@ class Operation:
     about: str  # the tensor whose size is given: "of …"
     key: str  # the op's name in a policy
     sent: tuple[str, ...]  # names under which `stats()` counts the bytes that it sends
-    forms: tuple[str, ...]  # forms of the op that torch has
     bus: Callable[[int], float]  # busbw / algbw at W ranks: the part of `size` that the busiest rank must send
     pieces: Callable[[int], int]  # messages of the busiest rank, each as long as one rank's part
     whole: bool = False  # whether a rank's count is all of `size`, else 1/W of it
@@ -55,28 +53,28 @@ OPERATIONS = {
     op.name: op
     for op in (
         Operation(
-            "all_reduce", "of one rank's tensor", "all_reduce", ("all_reduce",), (IN_PLACE,),
+            "all_reduce", "of one rank's tensor", "all_reduce", ("all_reduce",),
             lambda w: 2 * _share(w), lambda w: 2 * (w - 1), whole=True, reduces=True, equal=True,
         ),
         Operation(
-            "all_gather", "of the output, all ranks' parts", "all_gather", ("all_gather",), (OUT_OF_PLACE, IN_PLACE),
+            "all_gather", "of the output, all ranks' parts", "all_gather", ("all_gather",),
             _share, lambda w: w - 1, equal=True,
         ),
         Operation(
             "reduce_scatter", "of the input, all ranks' parts", "reduce_scatter", ("reduce_scatter",),
-            (OUT_OF_PLACE, IN_PLACE), _share, lambda w: w - 1, reduces=True,
+            _share, lambda w: w - 1, reduces=True,
         ),
         Operation(
-            "all_to_all", "of the input, all ranks' parts", "all_to_all", ("all_to_all",), (OUT_OF_PLACE,),
+            "all_to_all", "of the input, all ranks' parts", "all_to_all", ("all_to_all",),
             _share, lambda w: w - 1,
         ),
         Operation(
-            "broadcast", "of the tensor", "broadcast", ("broadcast",), (IN_PLACE,),
+            "broadcast", "of the tensor", "broadcast", ("broadcast",),
             lambda w: 1.0, lambda w: 1, whole=True, rooted=True, equal=True,
         ),
         Operation(
             "sendrecv", "of what a rank sends to the next rank, as it receives as much from the one before", "p2p",
-            ("p2p", "send"), (OUT_OF_PLACE,), lambda w: 1.0, lambda w: 1, whole=True,
+            ("p2p", "send"), lambda w: 1.0, lambda w: 1, whole=True,
         ),
     )
 }  # fmt: skip
@@ -87,7 +85,6 @@ class Case:
     """One op at one size on one rank, with its tensors; `count` elements are a rank's part (`Operation.whole`: the tensor)."""
 
     op: Operation
-    form: str
     rank: int
     ranks: int
     count: int
@@ -96,31 +93,22 @@ class Case:
     root: int
 
     def __post_init__(self) -> None:
-        whole = self.count * (1 if self.op.whole else self.ranks)
-        name = self.op.name
-        self._own = self.input_of(self.rank)
-        self._input = self._own.clone()
-        own = slice(self.rank * self.count, (self.rank + 1) * self.count)
-        if name in ("all_reduce", "broadcast"):
-            self.result = self._input
-        elif name == "reduce_scatter":
-            self.result = self._input[own] if self.form == IN_PLACE else self._input.new_empty(self.count)
-        else:
-            self.result = self._input.new_empty(whole)
-            if self.form == IN_PLACE:
-                self._input = self.result[own]
+        self._input = self.input_of(self.rank)
+        parts = 1 if self.op.whole or self.op.name == "reduce_scatter" else self.ranks
+        self.result = self._input.new_empty(self.count * parts)
 
     def prepare(self) -> None:
-        """Fills the tensors for a call; the result gets values that no op returns."""
-        self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
-        if self.op.name != "broadcast" or self.rank == self.root:
-            self._input.copy_(self._own)
+        """Fills the result for a call, with values that no op returns, or with the input where torch has only this form."""
+        if self.op.name == "all_reduce" or (self.op.rooted and self.rank == self.root):
+            self.result.copy_(self._input)
+        else:
+            self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
 
     def call(self, group: dist.ProcessGroup) -> None:
         """Runs the op to its end."""
         name = self.op.name
         if name == "all_reduce":
-            dist.all_reduce(self._input, op=REDOPS[self.redop][0], group=group)
+            dist.all_reduce(self.result, op=REDOPS[self.redop][0], group=group)
         elif name == "all_gather":
             all_gather_single(self.result, self._input, group=group)
         elif name == "reduce_scatter":
@@ -128,7 +116,7 @@ class Case:
         elif name == "all_to_all":
             dist.all_to_all_single(self.result, self._input, group=group)
         elif name == "broadcast":
-            dist.broadcast(self._input, self.root, group=group)
+            dist.broadcast(self.result, self.root, group=group)
         else:
             before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
             ops = [
