@@ -63,7 +63,7 @@ EXACT = [
 CODED = [
     ("all_gather", "--codec", "minmax8", "--rate", "100M", "--peer", "gloo"),
     ("all_gather", "--codec", "gauss4", "-d", "bfloat16"),
-    ("reduce_scatter", "--policy", "reduce_scatter=qsgd4:bucket=64"),
+    ("reduce_scatter", "--codec", "qsgd4:bucket=64"),
     ("reduce_scatter", "--codec", "sym4", "-o", "avg", "-d", "half"),
 ]
 
@@ -176,25 +176,17 @@ def test_a_wrong_result_is_counted(pair, argv, spoil, wrong):
             assert "FAILED" in text
 
 
-def test_checks_can_be_left_out(pair):
-    status, text = pair(_spoilt, ["sendrecv", "-b", "4K", "-e", "4K", "-n", "1", "-c", "0"], _nan)[0]
-    assert status == 0
-    assert parsed(text)[0]["#wrong"] == "N/A"
-    assert "not checked" in text
-
-
 @pytest.mark.parametrize(
-    ("least", "most", "step", "factor", "expected"),
+    ("least", "most", "factor", "expected"),
     [
-        ("1M", "64M", "1M", 4, [2**20, 2**22, 2**24, 2**26]),
-        ("64K", "1M", "1M", 3, [65536, 196608, 589824]),
-        ("1K", "4K", "1K", None, [1024, 2048, 3072, 4096]),
-        ("8", "8", "1M", None, [8]),
-        ("1G", "1g", "1", None, [2**30]),
+        ("1M", "64M", 4, [2**20, 2**22, 2**24, 2**26]),
+        ("64K", "1M", 3, [65536, 196608, 589824]),
+        ("8", "8", 2, [8]),
+        ("1G", "1g", 2, [2**30]),
     ],
 )
-def test_sizes_go_by_step_and_by_factor(least, most, step, factor, expected):
-    assert collectives.sweep(*map(collectives.byte_size, (least, most, step)), factor) == expected
+def test_sizes_go_by_a_factor(least, most, factor, expected):
+    assert collectives.sweep(*map(collectives.byte_size, (least, most)), factor) == expected
 
 
 def test_rates_are_of_bits():
@@ -206,18 +198,15 @@ def test_rates_are_of_bits():
     [
         ("all_reduce -b 2M -e 1M", "expected -b no larger than -e, got 2097152 and 1048576 bytes"),
         ("all_reduce -b 1X -e 1M", "expected a size above 0 in bytes such as 65536, 64K or 1M, got '1X'"),
-        ("all_reduce -f 1", "expected -f of at least 2, got 1"),
+        ("all_reduce -f 1", "-f: expected at least 2, got 1"),
         ("all_gather --codec zip9", "zip9"),
         ("all_gather --codec levels4", "expected a codec that needs no level table"),
-        ("all_gather --policy gossip=sym4", "unknown op 'gossip'"),
-        ("all_gather --codec sym4 --policy all_gather=sym4", "expected --codec or --policy, got both"),
         ("all_reduce -o med", "-o: expected one of sum, prod, min, max, avg, got 'med'"),
         ("all_reduce -o avg -d int8", "-o avg: expected a floating type, got int8"),
         ("all_reduce -d fp4", "-d: expected one of float, half"),
         ("all_reduce -n 0", "-n: expected at least 1, got 0"),
         ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
         ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
-        ("all_reduce --timeout 0", "--timeout: expected more than 0, got 0"),
     ],
 )
 def test_refusals_are_one_sentence(capsys, argv, says):
@@ -275,16 +264,17 @@ def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
 
 
 def _stall(_):
+    if os.environ["RANK"] == "1":
+        os._exit(7)
     time.sleep(600)
     return 0
 
 
-def test_ranks_that_do_not_end_are_ended(capsys):
-    assert launch.local_ranks(_stall, None, ranks=2, timeout_s=5, deadline_s=1) == 1
+def test_ranks_that_do_not_end_are_ended(capsys, monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    assert launch.local_ranks(_stall, None, ranks=2) == 1
     assert not multiprocessing.active_children()
-    assert (
-        "expected all ranks to end within the deadline of 1 s, got ranks [0, 1] still there" in capsys.readouterr().err
-    )
+    assert "expected all ranks to end within 0.5 s of the first that failed, got ranks [0]" in capsys.readouterr().err
 
 
 def _die(_):
@@ -295,7 +285,7 @@ def _die(_):
 
 
 def test_a_rank_that_dies_is_named_by_the_others(capfd):
-    assert launch.local_ranks(_die, None, ranks=2, timeout_s=20, deadline_s=90) == 7
+    assert launch.local_ranks(_die, None, ranks=2) == 7
     assert not multiprocessing.active_children()
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert len(said) == 1 and said[0].startswith("torch_lowcomm bench: rank 0: "), said

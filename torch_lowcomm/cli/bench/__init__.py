@@ -25,16 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--ranks", type=int, metavar="N", help="ranks to start on this machine where no launcher did (2)"
         )
-        sub.add_argument(
-            "--timeout", type=float, default=120, metavar="SECONDS", help="progress deadline of every wait (120)"
-        )
-        sub.add_argument(
-            "--deadline",
-            type=float,
-            default=3600,
-            metavar="SECONDS",
-            help="end the ranks started here after this (3600)",
-        )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -47,18 +37,9 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.ranks is not None and (launched or arguments.ranks < 2):
             here = "none where a launcher has started the ranks" if launched else "at least 2"
             raise ValueError(f"--ranks: expected {here}, got {arguments.ranks}")
-        for name in ("timeout", "deadline"):
-            if vars(arguments)[name] <= 0:
-                raise ValueError(f"--{name}: expected more than 0, got {vars(arguments)[name]:g}")
     except ValueError as error:
         launch.say(str(error))
         return 2
     if launched:
-        launch.leave(launch.rank(collectives.run, plan, arguments.timeout))
-    return launch.local_ranks(
-        collectives.run,
-        plan,
-        ranks=arguments.ranks or 2,
-        timeout_s=arguments.timeout,
-        deadline_s=arguments.deadline,
-    )
+        launch.leave(launch.rank(collectives.run, plan))
+    return launch.local_ranks(collectives.run, plan, ranks=arguments.ranks or 2)

@@ -16,7 +16,7 @@ from torch_lowcomm.cli.machine import heading
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = """\
-columns (N/A: it was not asked for, or it is not counted). all_reduce and broadcast are in place, the others out of place
+columns (N/A: it was not asked for). all_reduce and broadcast are in place, the others out of place
   size            bytes, as stated above
   count           elements of one rank's part of size
   time            median over the iterations, us; one lasts from a barrier to the end of its slowest rank
@@ -29,8 +29,7 @@ columns (N/A: it was not asked for, or it is not counted). all_reduce and broadc
                   NaN is wrong
   min             the fastest iteration, us
   spread          distance of the quartiles / median
-  wire            bytes that the busiest rank sent in a call, with frame headers; N/A where the inner backend carried
-                  them, which does not count
+  wire            bytes that the busiest rank sent in a call, with frame headers
   ratio           bytes that it would have sent without a codec / wire
   rel.err         ||result - exact|| / ||exact||, where exact is computed in float64
   encode, decode  us a call on the slowest rank, partly while the wire is busy; without a codec copies and checksums
@@ -45,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
     add = parser.add_argument
     add("-b", "--minbytes", default="32M", metavar="SIZE", help="smallest size, bytes or K, M, G of 1024 (32M)")
     add("-e", "--maxbytes", default="32M", metavar="SIZE", help="largest size (32M)")
-    add("-i", "--stepbytes", default="1M", metavar="SIZE", help="from one size to the next, where there is no -f (1M)")
-    add("-f", "--stepfactor", type=int, metavar="N", help="from one size to the next, a factor instead")
+    add("-f", "--stepfactor", type=int, default=2, metavar="N", help="factor from one size to the next (2)")
     add("-n", "--iters", type=int, default=20, metavar="N", help="timed calls of every size (20)")
     add("-w", "--warmup_iters", type=int, default=2, metavar="N", help="untimed calls before them (2)")
     add("-d", "--datatype", default="float", metavar="TYPE", help=f"{', '.join(DTYPES)} (float)")
@@ -55,13 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
         add("-o", "--op", dest="redop", metavar="OP", help=f"reduction: {', '.join(REDOPS)} (sum)")
     if op.rooted:
         add("-r", "--root", type=int, metavar="RANK", help="the rank that broadcasts (0)")
-    add("-c", "--check", type=int, default=1, metavar="N", help="checked calls of every size, 0 for none (1)")
     add(
         "--codec",
         metavar="CODEC",
-        help="codec of this op, such as sym4:bucket=1024; an op that stays exact is an error",
+        help="codec of this op, such as sym4:bucket=1024 (LOWCOMM_POLICY's); an op that stays exact is an error",
     )
-    add("--policy", metavar="POLICY", help="policy of the measured group, as in Options (LOWCOMM_POLICY, else exact)")
     add("--peer", choices=["gloo"], help="backend to compare with, in turn within every iteration")
     add("--rate", metavar="RATE", help="rate of the link, bit/s or k, M, G of 1000, for the column ideal")
     add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every time to FILE")
@@ -79,33 +75,25 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         ("-n", arguments.iters, 1),
         ("-w", arguments.warmup_iters, 0),
         ("-r", arguments.root, 0),
-        ("-c", arguments.check, 0),
+        ("-f", arguments.stepfactor, 2),
     ):
         if value < least:
             raise ValueError(f"{name}: expected at least {least}, got {value}")
-    if arguments.codec is not None and arguments.policy is not None:
-        raise ValueError("expected --codec or --policy, got both")
     if arguments.peer == "gloo" and os.environ.get("LOWCOMM_AS_GLOO") == "1":
         raise ValueError("--peer gloo: expected torch's gloo, got LOWCOMM_AS_GLOO=1, which puts lowcomm in its place")
-    policy = arguments.policy
-    if arguments.codec is not None:
-        policy = f"{op.key}={Codec(arguments.codec).spec}"
+    policy = None if arguments.codec is None else f"{op.key}={Codec(arguments.codec).spec}"
     Options(policy)  # raises for a wrong policy before ranks are started
     return Plan(
         name=op.name,
-        sizes=sweep(
-            *map(byte_size, (arguments.minbytes, arguments.maxbytes, arguments.stepbytes)), arguments.stepfactor
-        ),
+        sizes=sweep(byte_size(arguments.minbytes), byte_size(arguments.maxbytes), arguments.stepfactor),
         dtype=arguments.datatype,
         redop=arguments.redop,
         root=arguments.root,
         iterations=arguments.iters,
         warm_up=arguments.warmup_iters,
-        checks=arguments.check,
         policy=policy,
         peer=arguments.peer,
         rate=bit_rate(arguments.rate) if arguments.rate else None,
-        timeout_s=arguments.timeout,
         json=arguments.json,
     )
 
@@ -119,7 +107,6 @@ def run(plan: Plan) -> int:
         "policy": bench.policy,
         "iters": plan.iterations,
         "warmup_iters": plan.warm_up,
-        "check": plan.checks,
         "peer": plan.peer,
         "rate_bit_s": plan.rate,
     }
@@ -155,15 +142,11 @@ def bit_rate(text: str) -> float:
     return float(found[1]) * _DECIMAL[found[2].lower()]
 
 
-def sweep(least: int, most: int, step: int, factor: int | None) -> list[int]:
-    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last, or, without one, `step` more."""
+def sweep(least: int, most: int, factor: int) -> list[int]:
+    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last."""
     if least > most:
         raise ValueError(f"expected -b no larger than -e, got {least} and {most} bytes")
-    if factor is not None and factor < 2:
-        raise ValueError(f"expected -f of at least 2, got {factor}")
-    if step < 1:
-        raise ValueError(f"expected -i of at least 1 byte, got {step}")
     sizes = [least]
-    while (size := sizes[-1] * factor if factor else sizes[-1] + step) <= most:
+    while (size := sizes[-1] * factor) <= most:
         sizes.append(size)
     return sizes

@@ -1,6 +1,7 @@
 """Runs this process as a rank of a launcher, or starts ranks on this machine, with deadlines."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-GRACE_S = 10.0  # for the other ranks to report their errors, once a rank has failed
+TIMEOUT = timedelta(seconds=120)  # progress deadline of every wait
+GRACE_S = TIMEOUT.total_seconds() + 10  # for the other ranks to report their errors, once a rank has failed
 Rank = Callable[..., int]
 
 
@@ -23,7 +25,7 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
+def rank(function: Rank, arguments: Any) -> int:
     """Runs as one rank: joins the group, calls `function(arguments)`, leaves. Returns its exit status; 2 after a ValueError,
     which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank prints.
     """
@@ -31,7 +33,7 @@ def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
 
     who = int(os.environ["RANK"])
     try:
-        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=TIMEOUT)
         status = function(arguments)
         dist.barrier()
         dist.destroy_process_group()
@@ -50,10 +52,9 @@ def say(problem: str, command: str = "bench") -> None:
     print(f"torch_lowcomm {command}: " + " ".join(problem.split()), file=sys.stderr, flush=True)
 
 
-def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:
+def local_ranks(function: Rank, arguments: Any, *, ranks: int) -> int:
     """Starts ranks on this machine, of an importable function and arguments that can be pickled, and returns the largest exit
-    status; no process remains. Those that still run `timeout_s` and GRACE_S after a rank failed are ended, with status 1, and
-    all that run after `deadline_s`.
+    status; no process remains. Those that still run GRACE_S after a rank failed are ended, with status 1.
     """
     # The parent has the store, as with torchrun, so that no port is chosen before it is bound.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -69,10 +70,10 @@ def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float,
     try:
         for r in range(ranks):
             of_rank = {**environment, "RANK": r, "LOCAL_RANK": r}
-            process = context.Process(target=_enter, args=(function, arguments, timeout_s, of_rank), daemon=True)
+            process = context.Process(target=_enter, args=(function, arguments, of_rank), daemon=True)
             process.start()
             processes.append(process)
-        return _watch(processes, timeout_s, deadline_s)
+        return _watch(processes)
     finally:
         for process in processes:
             if process.exitcode is None:
@@ -80,16 +81,16 @@ def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float,
             process.join()
 
 
-def _watch(processes: list[Any], timeout_s: float, deadline_s: float) -> int:
-    start = time.monotonic()
-    end, why = start + deadline_s, f"expected all ranks to end within the deadline of {deadline_s:g} s"
+def _watch(processes: list[Any]) -> int:
+    end = math.inf
     while running := [p for p in processes if p.exitcode is None]:
-        if any(p.exitcode for p in processes) and end > time.monotonic() + timeout_s + GRACE_S:
-            end = time.monotonic() + timeout_s + GRACE_S
-            why = f"expected all ranks to end within {timeout_s + GRACE_S:g} s of the first that failed"
+        if any(p.exitcode for p in processes):
+            end = min(end, time.monotonic() + GRACE_S)
         if time.monotonic() > end:
             left = [r for r, p in enumerate(processes) if p.exitcode is None]
-            say(f"{why}, got ranks {left} still there after {time.monotonic() - start:.0f} s")
+            say(
+                f"expected all ranks to end within {GRACE_S:g} s of the first that failed, got ranks {left} still there"
+            )
             return 1
         connection.wait([p.sentinel for p in running], timeout=0.2)
     for r, process in enumerate(processes):
@@ -98,12 +99,11 @@ def _watch(processes: list[Any], timeout_s: float, deadline_s: float) -> int:
     return max(1 if p.exitcode < 0 else p.exitcode for p in processes)
 
 
-def _enter(function: Rank, arguments: Any, timeout_s: float, environment: dict[str, Any]) -> None:
+def _enter(function: Rank, arguments: Any, environment: dict[str, Any]) -> None:
     os.environ.update({key: str(value) for key, value in environment.items()})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    status = rank(function, arguments, timeout_s)
-    leave(status)
+    leave(rank(function, arguments))
 
 
 def _end_with_parent() -> None:

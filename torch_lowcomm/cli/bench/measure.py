@@ -5,7 +5,6 @@ import hashlib
 import statistics
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._C import Codec, Options
 from torch_lowcomm.cli.bench.expected import codec_error, count_wrong
+from torch_lowcomm.cli.bench.launch import TIMEOUT
 from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case, Operation
 from torch_lowcomm.groups import backend_of
 
@@ -23,7 +23,7 @@ _PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MT
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The measurement, the same on every rank: a policy of None is the environment's; timeout_s is the progress deadline."""
+    """The measurement, the same on every rank; a policy of None is the environment's."""
 
     name: str
     sizes: list[int]  # bytes
@@ -32,12 +32,10 @@ class Plan:
     root: int
     iterations: int
     warm_up: int
-    checks: int
     policy: str | None
     peer: str | None
     rate: float | None  # of the link, bits a second
-    timeout_s: float
-    json: Path | None  # files that rank 0 writes
+    json: Path | None  # file that rank 0 writes
 
     @property
     def op(self) -> Operation:
@@ -68,12 +66,11 @@ class Bench:
             count_of(plan, size, self.ranks)
         if plan.op.rooted and plan.root >= self.ranks:
             raise ValueError(f"expected -r below {self.ranks}, the number of ranks, got {plan.root}")
-        timeout = timedelta(seconds=plan.timeout_s)
         # Small sizes are coded too, so that the bench can show from which size coding pays.
         options = Options(plan.policy, min_bytes=0)
-        self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=timeout)}
+        self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=TIMEOUT)}
         if plan.peer:
-            self.groups[plan.peer] = dist.new_group(backend=plan.peer, timeout=timeout)
+            self.groups[plan.peer] = dist.new_group(backend=plan.peer, timeout=TIMEOUT)
         self.policy = backend_of(self.groups["lowcomm"]).policy
         named = dict(entry.split("=", 1) for entry in self.policy.split("; ") if entry)
         self.codec = Codec(named[plan.op.key]) if plan.op.key in named else None
@@ -144,24 +141,20 @@ class Bench:
             )
 
     def _check(self, case: Case, name: str) -> dict[str, Any]:
-        """Returns this rank's wrong elements and error over all checked calls."""
-        found: dict[str, Any] = {"wrong": 0, "error": 0.0, "norm": 0.0, "digests": []}
-        if not self.plan.checks:
-            return found
+        """Returns this rank's wrong elements, error and digest in one more call."""
+        case.prepare()
+        case.call(self.groups[name])
         exact = case.expected()
         coded = None
         if self.codec and name == "lowcomm":  # its error on a short input may be 0 by chance
             coded = codec_error(self.codec, case.input_of(self.rank, least=4096))
         roundings = self.ranks if coded is not None or case.op.reduces else 0
-        for _ in range(self.plan.checks):
-            case.prepare()
-            case.call(self.groups[name])
-            found["wrong"] += count_wrong(case.result, exact, roundings=roundings, coded=coded)
-            found["error"] += float((case.result.double() - exact.double()).square().sum())
-            found["norm"] += float(exact.double().square().sum())
-            if case.op.equal:
-                found["digests"].append(hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest())
-        return found
+        return {
+            "wrong": count_wrong(case.result, exact, roundings=roundings, coded=coded),
+            "error": float((case.result.double() - exact.double()).square().sum()),
+            "norm": float(exact.double().square().sum()),
+            "digest": hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest(),
+        }
 
     def _summary(self, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         forms = {name: self._of_group(name, case, size, everyone) for name in self.groups}
@@ -191,7 +184,7 @@ class Bench:
         median = statistics.median(times)
         quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [median] * 3
         checks = [rank["checks"][name] for rank in everyone]
-        differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
+        differ = sum(check["digest"] != checks[0]["digest"] for check in checks) if case.op.equal else 0
         norm = sum(check["norm"] for check in checks)
         # The payload in bytes that the busiest rank must send, however the op is done.
         codec = self.codec if name == "lowcomm" else None
@@ -207,7 +200,7 @@ class Bench:
             "times_us": times,
             "algbw_gb_s": size / median / 1e3,
             "busbw_gb_s": size / median / 1e3 * case.op.bus(self.ranks),
-            "wrong": sum(check["wrong"] for check in checks) + differ if self.plan.checks else None,
+            "wrong": sum(check["wrong"] for check in checks) + differ,
             "ranks_differ": differ,
             "relative_error": (sum(check["error"] for check in checks) / norm) ** 0.5 if norm else None,
             "needed_bytes": needed,
