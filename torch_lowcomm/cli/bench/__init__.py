@@ -41,5 +41,5 @@ def main(arguments: argparse.Namespace) -> int:
         launch.say(str(error))
         return 2
     if launched:
-        launch.leave(launch.rank(collectives.run, plan))
+        launch.run_rank(collectives.run, plan)
     return launch.local_ranks(collectives.run, plan, ranks=arguments.ranks or 2)
