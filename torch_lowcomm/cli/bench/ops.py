@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -35,67 +34,57 @@ class Operation:
 
     name: str
     about: str  # the tensor whose size is given: "of …"
-    key: str  # the op's name in a policy
-    sent: tuple[str, ...]  # names under which `stats()` counts the bytes that it sends
-    bus: Callable[[int], float]  # busbw / algbw at W ranks: the part of `size` that the busiest rank must send
-    pieces: Callable[[int], int]  # messages of the busiest rank, each as long as one rank's part
-    whole: bool = False  # whether a rank's count is all of `size`, else 1/W of it
+    rounds: int  # in each of which a rank sends 1/W of size to every other; 0: all of it to one
+    whole: bool = False  # whether a rank's count is all of size, else 1/W of it
     reduces: bool = False
     rooted: bool = False
     equal: bool = False  # whether all ranks end with the same bytes
 
+    @property
+    def key(self) -> str:
+        """The op's name in a policy."""
+        return "p2p" if self.name == "sendrecv" else self.name
 
-def _share(ranks: int) -> float:
-    return (ranks - 1) / ranks
+    def sends(self, elements: int, ranks: int) -> tuple[int, int]:
+        """Returns what the busiest rank must send, however the op is done: how many messages, of how many elements each."""
+        return (self.rounds * (ranks - 1), -(-elements // ranks)) if self.rounds else (1, elements)
 
 
 OPERATIONS = {
     op.name: op
     for op in (
+        Operation("all_reduce", "of one rank's tensor", 2, whole=True, reduces=True, equal=True),
+        Operation("all_gather", "of the output, all ranks' parts", 1, equal=True),
+        Operation("reduce_scatter", "of the input, all ranks' parts", 1, reduces=True),
+        Operation("all_to_all", "of the input, all ranks' parts", 1),
+        Operation("broadcast", "of the tensor", 0, whole=True, rooted=True, equal=True),
         Operation(
-            "all_reduce", "of one rank's tensor", "all_reduce", ("all_reduce",),
-            lambda w: 2 * _share(w), lambda w: 2 * (w - 1), whole=True, reduces=True, equal=True,
-        ),
-        Operation(
-            "all_gather", "of the output, all ranks' parts", "all_gather", ("all_gather",),
-            _share, lambda w: w - 1, equal=True,
-        ),
-        Operation(
-            "reduce_scatter", "of the input, all ranks' parts", "reduce_scatter", ("reduce_scatter",),
-            _share, lambda w: w - 1, reduces=True,
-        ),
-        Operation(
-            "all_to_all", "of the input, all ranks' parts", "all_to_all", ("all_to_all",),
-            _share, lambda w: w - 1,
-        ),
-        Operation(
-            "broadcast", "of the tensor", "broadcast", ("broadcast",),
-            lambda w: 1.0, lambda w: 1, whole=True, rooted=True, equal=True,
-        ),
-        Operation(
-            "sendrecv", "of what a rank sends to the next rank, as it receives as much from the one before", "p2p",
-            ("p2p", "send"), lambda w: 1.0, lambda w: 1, whole=True,
+            "sendrecv",
+            "of what a rank sends to the next rank, as it receives as much from the one before",
+            0,
+            whole=True,
         ),
     )
-}  # fmt: skip
+}
 
 
-@dataclasses.dataclass
 class Case:
-    """One op at one size on one rank, with its tensors; `count` elements are a rank's part (`Operation.whole`: the tensor)."""
+    """One op at one size (bytes, rounded down to whole elements) on one rank, with its tensors."""
 
-    op: Operation
-    rank: int
-    ranks: int
-    count: int
-    dtype: torch.dtype
-    redop: str
-    root: int
-
-    def __post_init__(self) -> None:
-        self._input = self.input_of(self.rank)
-        parts = 1 if self.op.whole or self.op.name == "reduce_scatter" else self.ranks
-        self.result = self._input.new_empty(self.count * parts)
+    def __init__(
+        self, op: Operation, rank: int, ranks: int, size: int, dtype: torch.dtype, redop: str, root: int
+    ) -> None:
+        self.op, self.rank, self.ranks, self.dtype, self.redop, self.root = op, rank, ranks, dtype, redop, root
+        parts = 1 if op.whole else ranks
+        self.count = size // dtype.itemsize // parts  # elements of a rank's part
+        self.elements = self.count * parts
+        if self.count < 1:
+            raise ValueError(
+                f"expected sizes of at least {parts * dtype.itemsize} bytes, an element of {dtype} for each of {parts} parts, "
+                f"got {size}"
+            )
+        self._input = self.input_of(rank)
+        self.result = self._input.new_empty(self.count if op.name == "reduce_scatter" else self.elements)
 
     def prepare(self) -> None:
         """Fills the result for a call, with values that no op returns, or with the input where torch has only this form."""
@@ -143,12 +132,10 @@ class Case:
         return total / self.ranks if self.redop == "avg" else total
 
     def input_of(self, rank: int, least: int = 0) -> Tensor:
-        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4).
-
-        Of `least` elements or more, whose first ones are the input.
+        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4). With
+        `least` it is continued to so many elements.
         """
-        parts = self.ranks if self.op.name in ("reduce_scatter", "all_to_all") else 1
-        elements = max(self.count * parts, least)
+        elements = max(self.count if self.op.name == "all_gather" else self.elements, least)
         generator = torch.Generator().manual_seed(rank)
         if self.dtype.is_floating_point:
             return torch.randn(elements, generator=generator).to(self.dtype)
