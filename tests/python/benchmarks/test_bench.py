@@ -16,10 +16,9 @@ import torch.distributed as dist
 
 from torch_lowcomm import cli
 from torch_lowcomm.cli import bench
-from torch_lowcomm.cli.bench import collectives, launch, ops
+from torch_lowcomm.cli.bench import launch, measure, ops, plan
 
-COLUMNS = ["size", "count", "type", "redop", "root"]
-COLUMNS += [f"{form} {name}" for form in ("out", "in") for name in ("time", "algbw", "busbw", "#wrong")]
+COLUMNS = ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"]
 COLUMNS += ["min", "spread", "wire", "ratio", "rel.err", "encode", "decode", "ideal", "x peer"]
 SMALL = ["-b", "4K", "-e", "64K", "-f", "16", "-n", "2", "-w", "1"]
 
@@ -45,7 +44,7 @@ def _run(r, commands):
     for argv in commands:
         arguments = arguments_of(argv)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            status = collectives.run(collectives.prepare(arguments))
+            status = measure.run(bench.prepare(arguments))
         done.append((status, out.getvalue()))
     return done
 
@@ -59,20 +58,22 @@ EXACT = [
     ("reduce_scatter", "-o", "avg", "-d", "half"),
     ("all_to_all", "-d", "uint8"),
     ("broadcast", "-r", "1", "--peer", "gloo"),
-    ("sendrecv", "-d", "int64"),
+    ("sendrecv", "-d", "int64", "--peer", "gloo"),
 ]
 CODED = [
     ("all_gather", "--codec", "minmax8", "--rate", "100M", "--peer", "gloo"),
     ("all_gather", "--codec", "gauss4", "-d", "bfloat16"),
-    ("reduce_scatter", "--policy", "reduce_scatter=qsgd4:bucket=64"),
+    ("reduce_scatter", "--codec", "qsgd4:bucket=64"),
     ("reduce_scatter", "--codec", "sym4", "-o", "avg", "-d", "half"),
+    ("all_reduce", "--codec", "sym4"),
+    ("sendrecv", "--codec", "minmax4"),
 ]
 
 
 @pytest.mark.later
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_op(request, tmp_path, size):
-    """Two ranks, whose exact results must have the same bits, and three, whose sums have an order."""
+    """Two ranks, and three, whose sums have an order."""
     pool = request.getfixturevalue({2: "pair", 3: "trio"}[size])
     cases = EXACT + CODED
     commands = [[case[0], *SMALL, *case[1:], "--json", tmp_path / f"{i}.json"] for i, case in enumerate(cases)]
@@ -102,39 +103,32 @@ def check_stored(stored, case, size):
     assert set(stored["versions"]) == {"python", "torch", "torch_lowcomm"}
 
 
-def check_row(row, kept, op, case, size):
+def check_row(row, got, op, case, size):
     coded = case in CODED
-    for short, form in (("out", "out_of_place"), ("in", "in_place")):
-        assert (kept[form] is not None) == (form in op.forms), "the forms that torch has of the op"
-        if kept[form] is None:
-            assert row[f"{short} time"] == row[f"{short} #wrong"] == "N/A"
-            continue
-        got = kept[form]
-        assert int(row[f"{short} #wrong"]) == got["wrong"] == got["ranks_differ"] == 0
-        assert len(got["times_us"]) == 2
-        assert got["min_us"] == min(got["times_us"]) <= got["time_us"] <= max(got["times_us"])
-        assert got["busbw_gb_s"] == pytest.approx(got["algbw_gb_s"] * op.bus(size))
-        assert got["algbw_gb_s"] == pytest.approx(int(row["size"]) / got["time_us"] / 1e3)
-        assert got["coded"] == coded
-        if not coded:
-            assert got["needed_bytes"] == pytest.approx(int(row["size"]) * op.bus(size), rel=0.01)
-        if got["wire_bytes"] is not None:
-            # The bytes that the op needs, and few more: a description and headers for a peer, and slices that are not all equal.
-            most = got["needed_bytes"] * (size - 1 if op.rooted else 1) * 1.25 + 1024 * (size - 1)
-            assert got["needed_bytes"] < got["wire_bytes"] < most
-        assert (got["relative_error"] == 0) == (not coded and size == 2) or (not coded and got["relative_error"] < 1e-2)
-        assert (got["peer"] is not None) == ("--peer" in case)
-        if got["peer"]:
-            assert got["peer"]["wrong"] == 0
-            assert got["times_peer"] == pytest.approx(got["peer"]["time_us"] / got["time_us"])
-            assert got["peer"]["needed_bytes"] >= got["needed_bytes"]
-        if "--rate" in case:
-            ideal = got["needed_bytes"] * 8 / (100e6 * 1448 / 1514)
-            assert got["ideal_us"] == pytest.approx(ideal * 1e6)
-            assert got["share_of_ideal"] == pytest.approx(got["ideal_us"] / got["time_us"])
-    assert (row["x peer"] != "N/A") == ("--peer" in case)
+    share = op.rounds * (size - 1) / size or 1
+    assert int(row["#wrong"]) == got["wrong"] == got["ranks_differ"] == 0
+    assert len(got["times_us"]) == 2
+    assert got["min_us"] == min(got["times_us"]) <= got["time_us"] <= max(got["times_us"])
+    assert got["busbw_gb_s"] == pytest.approx(got["algbw_gb_s"] * share, rel=0.01)
+    assert got["algbw_gb_s"] == pytest.approx(int(row["size"]) / got["time_us"] / 1e3)
+    assert got["coded"] == coded
+    if not coded:
+        assert got["needed_bytes"] == pytest.approx(int(row["size"]) * share, rel=0.01)
+    # The bytes that the op needs, and few more: a description and headers for a peer, and slices that are not all equal.
+    most = got["needed_bytes"] * (size - 1 if op.rooted else 1) * 1.25 + 1024 * (size - 1)
+    assert got["needed_bytes"] < got["wire_bytes"] < most
+    assert 0 < got["relative_error"] < 0.5 if coded else got["relative_error"] < 1e-2
+    assert (got["peer"] is not None) == (row["x peer"] != "N/A") == ("--peer" in case)
+    if got["peer"]:
+        assert got["peer"]["wrong"] == 0
+        assert got["times_peer"] == pytest.approx(got["peer"]["time_us"] / got["time_us"])
+        assert got["peer"]["needed_bytes"] >= got["needed_bytes"]
+    if "--rate" in case:
+        ideal = got["needed_bytes"] * 8 / (100e6 * 1448 / 1514)
+        assert got["ideal_us"] == pytest.approx(ideal * 1e6)
+        assert got["share_of_ideal"] == pytest.approx(got["ideal_us"] / got["time_us"])
     assert (row["ideal"] != "N/A") == ("--rate" in case)
-    assert coded <= (float(row["ratio"].replace("N/A", "0")) > 1.5)
+    assert coded <= (float(row["ratio"]) > 1.5)
 
 
 def _spoilt(r, argv, spoil):
@@ -153,8 +147,8 @@ def _spoilt(r, argv, spoil):
         ops.Case.call = call
 
 
-def _one_off(result):
-    result[7] += 1
+def _lost(result):
+    result[:1000] = 0
 
 
 def _nan(result):
@@ -168,9 +162,10 @@ def _last_bit(result):
 @pytest.mark.parametrize(
     ("argv", "spoil", "wrong"),
     [
-        (["all_reduce"], _last_bit, 2),  # an element, and a rank that differs from rank 0
-        (["all_gather", "--codec", "minmax8"], _one_off, 4097),  # the block of 4096 that it stands in
-        (["reduce_scatter", "--codec", "sym4"], _nan, 4096),
+        (["all_reduce"], _last_bit, 1),  # a rank that differs from rank 0, by no more than roundings do
+        (["all_reduce"], _lost, 1001),
+        (["all_gather", "--codec", "minmax8"], _lost, 16385),
+        (["reduce_scatter", "--codec", "sym4"], _nan, 8192),
         (["sendrecv"], _last_bit, 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -180,53 +175,29 @@ def test_a_wrong_result_is_counted(pair, argv, spoil, wrong):
         assert status == 1
         if text:
             (row,) = parsed(text)
-            form = "in" if argv[0] == "all_reduce" else "out"
-            assert int(row[f"{form} #wrong"]) == wrong, text
+            assert int(row["#wrong"]) == wrong, text
             assert "FAILED" in text
 
 
-def test_checks_can_be_left_out(pair):
-    status, text = pair(_spoilt, ["sendrecv", "-b", "4K", "-e", "4K", "-n", "1", "-c", "0"], _nan)[0]
-    assert status == 0
-    assert parsed(text)[0]["out #wrong"] == "N/A"
-    assert "not checked" in text
+def test_sizes_go_by_a_factor():
+    given = bench.prepare(arguments_of(["all_reduce", "-b", "64K", "-e", "1M", "-f", "3"]))
+    assert given.sizes == [65536, 196608, 589824]
 
 
-@pytest.mark.parametrize(
-    ("least", "most", "step", "factor", "expected"),
-    [
-        ("1M", "64M", "1M", 4, [2**20, 2**22, 2**24, 2**26]),
-        ("64K", "1M", "1M", 3, [65536, 196608, 589824]),
-        ("1K", "4K", "1K", None, [1024, 2048, 3072, 4096]),
-        ("8", "8", "1M", None, [8]),
-        ("1G", "1g", "1", None, [2**30]),
-    ],
-)
-def test_sizes_go_by_step_and_by_factor(least, most, step, factor, expected):
-    assert collectives.sweep(*map(collectives.byte_size, (least, most, step)), factor) == expected
-
-
-def test_rates_are_of_bits():
-    assert [collectives.bit_rate(t) for t in ("100M", "1Gbit", "2.5gbit/s", "9600")] == [1e8, 1e9, 2.5e9, 9600]
+def test_letters_are_powers_of_1024_and_1000():
+    assert [plan.number(t, 1024) for t in ("8", "64K", "1.5M", "1g")] == [8, 2**16, 3 * 2**19, 2**30]
+    assert [plan.number(t, 1000) for t in ("100M", "1Gbit", "2.5gbit/s", "9600")] == [1e8, 1e9, 2.5e9, 9600]
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         ("all_reduce -b 2M -e 1M", "expected -b no larger than -e, got 2097152 and 1048576 bytes"),
-        ("all_reduce -b 1X -e 1M", "expected a size above 0 in bytes such as 65536, 64K or 1M, got '1X'"),
-        ("all_reduce -f 1", "expected -f of at least 2, got 1"),
+        ("all_reduce -f 1", "--stepfactor: expected at least 2, got 1"),
         ("all_gather --codec zip9", "zip9"),
         ("all_gather --codec levels4", "expected a codec that needs no level table"),
-        ("all_gather --policy gossip=sym4", "unknown op 'gossip'"),
-        ("all_gather --codec sym4 --policy all_gather=sym4", "expected --codec or --policy, got both"),
-        ("all_reduce -o med", "-o: expected one of sum, prod, min, max, avg, got 'med'"),
         ("all_reduce -o avg -d int8", "-o avg: expected a floating type, got int8"),
-        ("all_reduce -d fp4", "-d: expected one of float, half"),
-        ("all_reduce -n 0", "-n: expected at least 1, got 0"),
-        ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
         ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
-        ("all_reduce --timeout 0", "--timeout: expected more than 0, got 0"),
     ],
 )
 def test_refusals_are_one_sentence(capsys, argv, says):
@@ -242,6 +213,10 @@ def test_refusals_are_one_sentence(capsys, argv, says):
         ("gossip", ("'gossip'", "all_reduce", "sendrecv")),
         ("all_gather -o max", ("unrecognized arguments: -o max",)),
         ("all_reduce --peer mpi", ("'mpi'", "gloo")),
+        ("all_reduce -o med", ("--op", "'med'", "prod")),
+        ("all_reduce -d fp4", ("--datatype", "'fp4'", "half")),
+        ("all_reduce -b 1X", ("--minbytes: expected a number above 0 such as 65536, 64K or 1M, got '1X'",)),
+        ("all_reduce --rate 0", ("--rate: expected a number above 0", "'0'")),
     ],
 )
 def test_what_no_op_takes_is_refused(capsys, argv, says):
@@ -277,23 +252,23 @@ def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
     assert ended.code != 0
     said = [line for line in ended.err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert said == [
-        "torch_lowcomm bench: expected all_gather of int8 to be coded by sym4:bucket=1024, got 3 exact calls of 3: "
+        "torch_lowcomm bench: expected all_gather of int8 to be coded by sym4:bucket=1024, got 2 exact calls of 2: "
         "dtype Char"
     ], ended.text
     assert "# torch_lowcomm bench all_gather" in ended.out
 
 
 def _stall(_):
+    if os.environ["RANK"] == "1":
+        os._exit(7)
     time.sleep(600)
     return 0
 
 
-def test_ranks_that_do_not_end_are_ended(capsys):
-    assert launch.local_ranks(_stall, None, ranks=2, timeout_s=5, deadline_s=1) == 1
+def test_ranks_that_do_not_end_are_ended(monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    assert launch.local_ranks(_stall, None, ranks=2) == 7
     assert not multiprocessing.active_children()
-    assert (
-        "expected all ranks to end within the deadline of 1 s, got ranks [0, 1] still there" in capsys.readouterr().err
-    )
 
 
 def _die(_):
@@ -304,7 +279,7 @@ def _die(_):
 
 
 def test_a_rank_that_dies_is_named_by_the_others(capfd):
-    assert launch.local_ranks(_die, None, ranks=2, timeout_s=20, deadline_s=90) == 7
+    assert launch.local_ranks(_die, None, ranks=2) == 7
     assert not multiprocessing.active_children()
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torch_lowcomm bench: ")]
     assert len(said) == 1 and said[0].startswith("torch_lowcomm bench: rank 0: "), said

@@ -1,21 +1,18 @@
-"""Runs this process as a rank of a launcher, or starts ranks on this machine, with deadlines."""
+"""Runs this process as a rank of a launcher, or starts ranks on this machine."""
 
-import contextlib
-import multiprocessing
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import multiprocessing
 
-GRACE_S = 10.0  # for the other ranks to report their errors, once a rank has failed
-Rank = Callable[..., int]
+TIMEOUT = timedelta(seconds=120)  # progress deadline of every wait
+GRACE_S = TIMEOUT.total_seconds() + 10  # for the other ranks to report their errors, once a rank has failed
+Rank = Callable[[Any], int]
 
 
 def launched() -> bool:
@@ -23,15 +20,16 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
-    """Runs as one rank: joins the group, calls `function(arguments)`, leaves. Returns its exit status; 2 after a ValueError,
-    which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank prints.
+def run_rank(function: Rank, arguments: Any) -> NoReturn:
+    """Runs as one rank: joins the group, calls `function(arguments)`, and ends this process with the status that it returns; 2
+    after a ValueError, which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank
+    prints.
     """
     from torch_lowcomm._C import Options
 
     who = int(os.environ["RANK"])
     try:
-        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=TIMEOUT)
         status = function(arguments)
         dist.barrier()
         dist.destroy_process_group()
@@ -42,7 +40,8 @@ def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
     except (RuntimeError, OSError) as error:
         say(f"rank {who}: {error}")
         status = 1
-    return status
+    sys.stdout.flush()
+    os._exit(status)  # torch's own gloo, if it was measured, may abort when its process ends
 
 
 def say(problem: str, command: str = "bench") -> None:
@@ -50,71 +49,26 @@ def say(problem: str, command: str = "bench") -> None:
     print(f"torch_lowcomm {command}: " + " ".join(problem.split()), file=sys.stderr, flush=True)
 
 
-def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:
-    """Starts ranks on this machine, of an importable function and arguments that can be pickled, and returns the largest exit
-    status; no process remains. Those that still run `timeout_s` and GRACE_S after a rank failed are ended, with status 1, and
-    all that run after `deadline_s`.
+def local_ranks(function: Rank, arguments: Any, *, ranks: int) -> int:
+    """Starts ranks on this machine, of an importable function and arguments that can be pickled, and returns the exit status
+    of the first that failed, or 0; no process remains. Those that still run GRACE_S after it are ended.
     """
     # The parent has the store, as with torchrun, so that no port is chosen before it is bound.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    environment = {
-        "WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": store.port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", 1),
-    }
-    processes = []
+    started = multiprocessing.spawn(_enter, (ranks, store.port, function, arguments), ranks, join=False, daemon=True)
     try:
-        for r in range(ranks):
-            of_rank = {**environment, "RANK": r, "LOCAL_RANK": r}
-            process = context.Process(target=_enter, args=(function, arguments, timeout_s, of_rank), daemon=True)
-            process.start()
-            processes.append(process)
-        return _watch(processes, timeout_s, deadline_s)
-    finally:
-        for process in processes:
-            if process.exitcode is None:
-                process.kill()
-            process.join()
+        while not started.join(grace_period=GRACE_S):
+            pass
+    except multiprocessing.ProcessExitedException as error:
+        if error.exit_code < 0:
+            say(str(error))
+        return max(error.exit_code, 1)
+    return 0
 
 
-def _watch(processes: list[Any], timeout_s: float, deadline_s: float) -> int:
-    start = time.monotonic()
-    end, why = start + deadline_s, f"expected all ranks to end within the deadline of {deadline_s:g} s"
-    while running := [p for p in processes if p.exitcode is None]:
-        if any(p.exitcode for p in processes) and end > time.monotonic() + timeout_s + GRACE_S:
-            end = time.monotonic() + timeout_s + GRACE_S
-            why = f"expected all ranks to end within {timeout_s + GRACE_S:g} s of the first that failed"
-        if time.monotonic() > end:
-            left = [r for r, p in enumerate(processes) if p.exitcode is None]
-            say(f"{why}, got ranks {left} still there after {time.monotonic() - start:.0f} s")
-            return 1
-        connection.wait([p.sentinel for p in running], timeout=0.2)
-    for r, process in enumerate(processes):
-        if process.exitcode < 0:
-            say(f"expected rank {r} to end by itself, got signal {-process.exitcode}")
-    return max(1 if p.exitcode < 0 else p.exitcode for p in processes)
-
-
-def _enter(function: Rank, arguments: Any, timeout_s: float, environment: dict[str, Any]) -> None:
-    os.environ.update({key: str(value) for key, value in environment.items()})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    status = rank(function, arguments, timeout_s)
-    leave(status)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    with contextlib.suppress(OSError):
-        connection.wait([parent.sentinel] if parent else [])
-    os._exit(1)
-
-
-def leave(status: int) -> None:
-    """Ends this rank at once: torch's own gloo, if it was measured, may abort when its process ends."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def _enter(rank: int, ranks: int, port: int, function: Rank, arguments: Any) -> None:
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()}, TORCHELASTIC_USE_AGENT_STORE="True")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # as torchrun does
+    run_rank(function, arguments)

@@ -1,12 +1,9 @@
 """One rank of a bench: makes the groups, runs them in turn within every iteration, checks, and combines the ranks."""
 
-import dataclasses
 import hashlib
 import statistics
 import time
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,94 +11,77 @@ import torch.distributed as dist
 
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._C import Codec, Options
-from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case, Operation
+from torch_lowcomm.cli.bench import report
+from torch_lowcomm.cli.bench.expected import codec_error, count_wrong
+from torch_lowcomm.cli.bench.launch import TIMEOUT
+from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case
+from torch_lowcomm.cli.bench.plan import Plan
+from torch_lowcomm.cli.machine import heading
 from torch_lowcomm.groups import backend_of
 
 _PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MTU of 1500 and TCP's time stamps
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The measurement, the same on every rank: a policy of None is the environment's; timeout_s is the progress deadline."""
+def run(plan: Plan) -> int:
+    """Runs one rank; rank 0 prints and writes. Returns the exit status, equal on all ranks."""
+    bench = Bench(plan)
+    options = {
+        "ranks": bench.ranks,
+        "policy": bench.backend.policy,
+        "iters": plan.iters,
+        "warmup_iters": plan.warmup_iters,
+        "peer": plan.peer,
+        "rate_bit_s": plan.rate,
+    }
 
-    name: str
-    sizes: list[int]  # bytes
-    dtype: str
-    redop: str
-    root: int
-    iterations: int
-    warm_up: int
-    checks: int
-    policy: str | None
-    peer: str | None
-    rate: float | None  # of the link, bits a second
-    timeout_s: float
-    json: Path | None  # files that rank 0 writes
+    def say(*lines: str) -> None:
+        if bench.rank == 0:
+            print(*lines, sep="\n", flush=True)
 
-    @property
-    def op(self) -> Operation:
-        """The op with this name."""
-        return OPERATIONS[self.name]
-
-
-def count_of(plan: Plan, size: int, ranks: int) -> int:
-    """Returns the number of elements of a rank's part of `size` bytes, rounded down; a part has one at least."""
-    parts = 1 if plan.op.whole else ranks
-    item = DTYPES[plan.dtype].itemsize
-    if size < parts * item:
-        raise ValueError(
-            f"expected sizes of at least {parts * item} bytes, an element of {plan.dtype} for each of {parts} parts, got {size}"
-        )
-    return size // item // parts
+    say(heading(f"torch_lowcomm bench {plan.op}", **options), report.columns())
+    rows = []
+    for row in bench.rows():
+        rows.append(row)
+        say(report.line(row))
+    say(report.closing(rows))
+    wrong = report.wrong_of(rows)
+    if bench.rank == 0 and plan.json:
+        report.write_json(plan.json, op=plan.op, options=options, rows=rows, wrong=wrong)
+    return 1 if wrong else 0
 
 
 class Bench:
     """The groups of one rank. Collective: every rank makes one and iterates over `rows`."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.op = plan, OPERATIONS[plan.op]
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if self.ranks < 2:
             raise ValueError(f"expected at least 2 ranks, got {self.ranks}")
-        for size in plan.sizes:
-            count_of(plan, size, self.ranks)
-        if plan.op.rooted and plan.root >= self.ranks:
+        if plan.root >= self.ranks:
             raise ValueError(f"expected -r below {self.ranks}, the number of ranks, got {plan.root}")
-        timeout = timedelta(seconds=plan.timeout_s)
         # Small sizes are coded too, so that the bench can show from which size coding pays.
         options = Options(plan.policy, min_bytes=0)
-        self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=timeout)}
+        self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=TIMEOUT)}
         if plan.peer:
-            self.groups[plan.peer] = dist.new_group(backend=plan.peer, timeout=timeout)
-        self.policy = backend_of(self.groups["lowcomm"]).policy
-        named = dict(entry.split("=", 1) for entry in self.policy.split("; ") if entry)
-        self.codec = Codec(named[plan.op.key]) if plan.op.key in named else None
+            self.groups[plan.peer] = dist.new_group(backend=plan.peer, timeout=TIMEOUT)
+        self.backend = backend_of(self.groups["lowcomm"])
+        named = dict(entry.split("=", 1) for entry in self.backend.policy.split("; ") if entry)
+        self.codec = Codec(named[self.op.key]) if self.op.key in named else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Measures; yields a row for each size, equal on all ranks."""
         plan = self.plan
         for size in plan.sizes:
-            count = count_of(plan, size, self.ranks)
-            row: dict[str, Any] = {
-                "size_bytes": count * (1 if plan.op.whole else self.ranks) * DTYPES[plan.dtype].itemsize,
-                "count": count,
-                "type": plan.dtype,
-                "redop": plan.redop if plan.op.reduces else "none",
-                "root": plan.root if plan.op.rooted else -1,
-                "out_of_place": None,
-                "in_place": None,
-            }
-            for form in plan.op.forms:
-                case = Case(plan.op, form, self.rank, self.ranks, count, DTYPES[plan.dtype], plan.redop, plan.root)
-                row[form] = self._measure(case, row["size_bytes"])
-            yield row
+            case = Case(self.op, self.rank, self.ranks, size, DTYPES[plan.datatype], plan.redop, plan.root)
+            yield self._row(case, all_gather_json(self._measure(case)))
 
-    def _measure(self, case: Case, size: int) -> dict[str, Any]:
+    def _measure(self, case: Case) -> dict[str, Any]:
+        """Returns the seconds, counters and checks of this rank."""
         seconds: dict[str, list[float]] = {name: [] for name in self.groups}
-        before = self._counters()
-        for iteration in range(-self.plan.warm_up, self.plan.iterations):
+        for iteration in range(-self.plan.warmup_iters, self.plan.iters):
             if iteration == 0:
-                before = self._counters()
+                self.backend.reset_stats()
             for name, group in self.groups.items():
                 case.prepare()
                 dist.barrier()
@@ -109,103 +89,83 @@ class Bench:
                 case.call(group)
                 if iteration >= 0:
                     seconds[name].append(time.perf_counter() - start)
-        after = self._counters()
-        self._expect_coded(after)
-        mine = {
-            "seconds": seconds,
-            "counters": {key: after[key] - before[key] for key in after if key != "because"},
-            "checks": {name: self._check(case, name) for name in self.groups},
-        }
-        return self._summary(case, size, all_gather_json(mine))
+        counters = self._counters()
+        return {"seconds": seconds, "counters": counters, "checks": {name: self._check(case, name) for name in seconds}}
 
     def _counters(self) -> dict[str, Any]:
-        """Returns the counts of the measured group for the op so far, on this rank."""
-        of = backend_of(self.groups["lowcomm"]).stats()
-        total: dict[str, Any] = {"calls": 0, "exact": 0, "raw": 0, "wire": 0, "encode": 0.0, "decode": 0.0}
-        because: dict[str, int] = {}
-        for name in self.plan.op.sent:
-            if name in of:
-                total["calls"] += of[name]["calls"]
-                total["exact"] += of[name]["exact_calls"]
-                total["raw"] += of[name]["raw_bytes"] - of[name]["inner_bytes"]
-                total["wire"] += of[name]["wire_bytes"] or 0
-                because |= of[name]["exact_because"]
-        for name in {*self.plan.op.sent, *(["recv"] if self.plan.op.name == "sendrecv" else [])} & set(of):
-            total["encode"] += of[name]["encode_s"]
-            total["decode"] += of[name]["decode_s"]
-        return total | {"because": because}
-
-    def _expect_coded(self, counters: dict[str, Any]) -> None:
-        """Raises ValueError if a codec was asked for and calls stayed exact."""
-        if self.codec is not None and counters["exact"]:
-            why = ", ".join(counters["because"]) or "the op is not coded"
-            reduction = f" ({self.plan.redop})" if self.plan.op.reduces else ""
+        """Returns the sums of the timed calls; ValueError if a codec was asked for and calls stayed exact."""
+        found = self.backend.stats().values()
+        names = ("calls", "exact_calls", "raw_bytes", "wire_bytes", "encode_s", "decode_s")
+        total = {name: sum(of[name] for of in found) for name in names}
+        if self.codec is not None and total["exact_calls"]:
+            why = ", ".join(why for of in found for why in of["exact_because"]) or "the op is not coded"
+            reduction = f" ({self.plan.redop})" if self.op.reduces else ""
             raise ValueError(
-                f"expected {self.plan.op.name} of {self.plan.dtype}{reduction} to be coded by "
-                f"{self.codec.spec}, got {counters['exact']} exact calls of {counters['calls']}: {why}"
+                f"expected {self.plan.op} of {self.plan.datatype}{reduction} to be coded by {self.codec.spec}, "
+                f"got {total['exact_calls']} exact calls of {total['calls']}: {why}"
             )
+        return total
 
     def _check(self, case: Case, name: str) -> dict[str, Any]:
-        """Returns this rank's wrong elements and error over all checked calls."""
-        codec = self.codec if name == "lowcomm" else None
-        pieces = case.expected(codec) if self.plan.checks else []
-        found: dict[str, Any] = {"wrong": 0, "error": 0.0, "norm": 0.0, "digests": []}
-        for _ in range(self.plan.checks):
-            case.prepare()
-            case.call(self.groups[name])
-            for result, expected in pieces:
-                found["wrong"] += expected.wrong(result)
-                found["error"] += float((result.double() - expected.exact.double()).square().sum())
-                found["norm"] += float(expected.exact.double().square().sum())
-            if case.op.equal:
-                found["digests"].append(hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest())
-        return found
+        """Returns this rank's wrong elements, error and digest in one more call."""
+        case.prepare()
+        case.call(self.groups[name])
+        exact = case.expected()
+        coded = None
+        if self.codec and name == "lowcomm":  # its error on a short input may be 0 by chance
+            coded = codec_error(self.codec, case.input_of(self.rank, least=4096))
+        roundings = self.ranks if coded is not None or self.op.reduces else 0
+        return {
+            "wrong": count_wrong(case.result, exact, roundings=roundings, coded=coded),
+            "error": float((case.result.double() - exact.double()).square().sum()),
+            "norm": float(exact.double().square().sum()),
+            "digest": hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest(),
+        }
 
-    def _summary(self, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
-        forms = {name: self._of_group(name, case, size, everyone) for name in self.groups}
-        result = forms.pop("lowcomm")
-        calls = self.plan.iterations
-        busiest = max((rank["counters"] for rank in everyone), key=lambda counters: counters["wire"])
-        wire = busiest["wire"] / calls
-        result |= {
+    def _row(self, case: Case, everyone: list[dict[str, Any]]) -> dict[str, Any]:
+        counters = [rank["counters"] for rank in everyone]
+        busiest = max(counters, key=lambda of: of["wire_bytes"])
+        row = {
+            "size_bytes": case.elements * case.dtype.itemsize,
+            "count": case.count,
+            "type": self.plan.datatype,
+            "redop": case.redop if self.op.reduces else "none",
+            "root": case.root if self.op.rooted else -1,
+            **self._of_group("lowcomm", case, everyone),
             "coded": self.codec is not None,
-            "wire_bytes": wire or None,
-            "ratio": busiest["raw"] / busiest["wire"] if busiest["wire"] else None,
-            **{
-                f"{step}_us": max(rank["counters"][step] for rank in everyone) / calls * 1e6 if wire else None
-                for step in ("encode", "decode")
-            },
+            "wire_bytes": busiest["wire_bytes"] / self.plan.iters,
+            "ratio": busiest["raw_bytes"] / busiest["wire_bytes"],
+            "encode_us": max(of["encode_s"] for of in counters) / self.plan.iters * 1e6,
+            "decode_us": max(of["decode_s"] for of in counters) / self.plan.iters * 1e6,
             "peer": None,
             "times_peer": None,
         }
-        for name, peer in forms.items():
-            result["peer"] = {"backend": name, **peer}
-            result["times_peer"] = peer["time_us"] / result["time_us"]
-        return result
+        if self.plan.peer:
+            row["peer"] = {"backend": self.plan.peer, **self._of_group(self.plan.peer, case, everyone)}
+            row["times_peer"] = row["peer"]["time_us"] / row["time_us"]
+        return row
 
-    def _of_group(self, name: str, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
+    def _of_group(self, name: str, case: Case, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the figures of one group; an iteration lasts as long as its slowest rank."""
         times = [max(took) * 1e6 for took in zip(*(rank["seconds"][name] for rank in everyone), strict=True)]
         median = statistics.median(times)
-        quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [median] * 3
+        quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
         checks = [rank["checks"][name] for rank in everyone]
-        differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
+        differ = sum(check["digest"] != checks[0]["digest"] for check in checks) if self.op.equal else 0
         norm = sum(check["norm"] for check in checks)
-        # The payload in bytes that the busiest rank must send, however the op is done.
+        messages, elements = self.op.sends(case.elements, self.ranks)
         codec = self.codec if name == "lowcomm" else None
-        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
-        needed = case.op.pieces(self.ranks) * (
-            codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize
-        )
+        needed = messages * (codec.encoded_bytes(elements, case.dtype) if codec else elements * case.dtype.itemsize)
         ideal = needed * 8 / (self.plan.rate * _PAYLOAD_OF_A_FRAME) * 1e6 if self.plan.rate else None
+        algbw = case.elements * case.dtype.itemsize / median / 1e3
         return {
             "time_us": median,
             "min_us": min(times),
             "spread": (quarters[2] - quarters[0]) / median,
             "times_us": times,
-            "algbw_gb_s": size / median / 1e3,
-            "busbw_gb_s": size / median / 1e3 * case.op.bus(self.ranks),
-            "wrong": sum(check["wrong"] for check in checks) + differ if self.plan.checks else None,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * messages * elements / case.elements,
+            "wrong": sum(check["wrong"] for check in checks) + differ,
             "ranks_differ": differ,
             "relative_error": (sum(check["error"] for check in checks) / norm) ** 0.5 if norm else None,
             "needed_bytes": needed,

@@ -1,17 +1,14 @@
 """The ops that are measured: how each is called, how many bytes it sends, and what its result must be."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_lowcomm._C import Codec
 from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
-from torch_lowcomm.cli.bench.expected import ExpectedElements, moved, reduced
 
-OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
 DTYPES = {
     "float": torch.float32,
     "half": torch.float16,
@@ -23,11 +20,11 @@ DTYPES = {
     "int64": torch.int64,
 }
 REDOPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
+    "sum": (dist.ReduceOp.SUM, torch.add),
+    "prod": (dist.ReduceOp.PRODUCT, torch.mul),
+    "min": (dist.ReduceOp.MIN, torch.minimum),
+    "max": (dist.ReduceOp.MAX, torch.maximum),
+    "avg": (dist.ReduceOp.AVG, torch.add),
 }
 
 
@@ -37,99 +34,78 @@ class Operation:
 
     name: str
     about: str  # the tensor whose size is given: "of …"
-    key: str  # the op's name in a policy
-    sent: tuple[str, ...]  # names under which `stats()` counts the bytes that it sends
-    forms: tuple[str, ...]  # forms of the op that torch has
-    bus: Callable[[int], float]  # busbw / algbw at W ranks: the part of `size` that the busiest rank must send
-    pieces: Callable[[int], int]  # messages of the busiest rank, each as long as one rank's part
-    whole: bool = False  # whether a rank's count is all of `size`, else 1/W of it
+    rounds: int  # in each of which a rank sends 1/W of size to every other; 0: all of it to one
+    whole: bool = False  # whether a rank's count is all of size, else 1/W of it
     reduces: bool = False
     rooted: bool = False
     equal: bool = False  # whether all ranks end with the same bytes
 
+    @property
+    def key(self) -> str:
+        """The op's name in a policy."""
+        return "p2p" if self.name == "sendrecv" else self.name
 
-def _share(ranks: int) -> float:
-    return (ranks - 1) / ranks
+    def sends(self, elements: int, ranks: int) -> tuple[int, int]:
+        """Returns what the busiest rank must send, however the op is done: how many messages, of how many elements each."""
+        return (self.rounds * (ranks - 1), -(-elements // ranks)) if self.rounds else (1, elements)
 
 
 OPERATIONS = {
     op.name: op
     for op in (
+        Operation("all_reduce", "of one rank's tensor", 2, whole=True, reduces=True, equal=True),
+        Operation("all_gather", "of the output, all ranks' parts", 1, equal=True),
+        Operation("reduce_scatter", "of the input, all ranks' parts", 1, reduces=True),
+        Operation("all_to_all", "of the input, all ranks' parts", 1),
+        Operation("broadcast", "of the tensor", 0, whole=True, rooted=True, equal=True),
         Operation(
-            "all_reduce", "of one rank's tensor", "all_reduce", ("all_reduce",), (IN_PLACE,),
-            lambda w: 2 * _share(w), lambda w: 2 * (w - 1), whole=True, reduces=True, equal=True,
-        ),
-        Operation(
-            "all_gather", "of the output, all ranks' parts", "all_gather", ("all_gather",), (OUT_OF_PLACE, IN_PLACE),
-            _share, lambda w: w - 1, equal=True,
-        ),
-        Operation(
-            "reduce_scatter", "of the input, all ranks' parts", "reduce_scatter", ("reduce_scatter",),
-            (OUT_OF_PLACE, IN_PLACE), _share, lambda w: w - 1, reduces=True,
-        ),
-        Operation(
-            "all_to_all", "of the input, all ranks' parts", "all_to_all", ("all_to_all",), (OUT_OF_PLACE,),
-            _share, lambda w: w - 1,
-        ),
-        Operation(
-            "broadcast", "of the tensor", "broadcast", ("broadcast",), (IN_PLACE,),
-            lambda w: 1.0, lambda w: 1, whole=True, rooted=True, equal=True,
-        ),
-        Operation(
-            "sendrecv", "of what a rank sends to the next rank, as it receives as much from the one before", "p2p",
-            ("p2p", "send"), (OUT_OF_PLACE,), lambda w: 1.0, lambda w: 1, whole=True,
+            "sendrecv",
+            "of what a rank sends to the next rank, as it receives as much from the one before",
+            0,
+            whole=True,
         ),
     )
-}  # fmt: skip
+}
 
 
-@dataclasses.dataclass
 class Case:
-    """One op at one size on one rank, with its tensors; `count` elements are a rank's part (`Operation.whole`: the tensor)."""
+    """One op at one size (bytes, rounded down to whole elements) on one rank, with its tensors."""
 
-    op: Operation
-    form: str
-    rank: int
-    ranks: int
-    count: int
-    dtype: torch.dtype
-    redop: str
-    root: int
-
-    def __post_init__(self) -> None:
-        whole = self.count * (1 if self.op.whole else self.ranks)
-        name = self.op.name
-        self._own = contribution(self.rank, whole if name in ("reduce_scatter", "all_to_all") else self.count, self)
-        self._input = self._own.clone()
-        own = slice(self.rank * self.count, (self.rank + 1) * self.count)
-        if name in ("all_reduce", "broadcast"):
-            self.result = self._input
-        elif name == "reduce_scatter":
-            self.result = self._input[own] if self.form == IN_PLACE else self._input.new_empty(self.count)
-        else:
-            self.result = self._input.new_empty(whole)
-            if self.form == IN_PLACE:
-                self._input = self.result[own]
+    def __init__(
+        self, op: Operation, rank: int, ranks: int, size: int, dtype: torch.dtype, redop: str, root: int
+    ) -> None:
+        self.op, self.rank, self.ranks, self.dtype, self.redop, self.root = op, rank, ranks, dtype, redop, root
+        parts = 1 if op.whole else ranks
+        self.count = size // dtype.itemsize // parts  # elements of a rank's part
+        self.elements = self.count * parts
+        if self.count < 1:
+            raise ValueError(
+                f"expected sizes of at least {parts * dtype.itemsize} bytes, an element of {dtype} for each of {parts} parts, "
+                f"got {size}"
+            )
+        self._input = self.input_of(rank)
+        self.result = self._input.new_empty(self.count if op.name == "reduce_scatter" else self.elements)
 
     def prepare(self) -> None:
-        """Fills the tensors for a call; the result gets values that no op returns."""
-        self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
-        if self.op.name != "broadcast" or self.rank == self.root:
-            self._input.copy_(self._own)
+        """Fills the result for a call, with values that no op returns, or with the input where torch has only this form."""
+        if self.op.name == "all_reduce" or (self.op.rooted and self.rank == self.root):
+            self.result.copy_(self._input)
+        else:
+            self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
 
     def call(self, group: dist.ProcessGroup) -> None:
         """Runs the op to its end."""
         name = self.op.name
         if name == "all_reduce":
-            dist.all_reduce(self._input, op=REDOPS[self.redop], group=group)
+            dist.all_reduce(self.result, op=REDOPS[self.redop][0], group=group)
         elif name == "all_gather":
             all_gather_single(self.result, self._input, group=group)
         elif name == "reduce_scatter":
-            reduce_scatter_single(self.result, self._input, op=REDOPS[self.redop], group=group)
+            reduce_scatter_single(self.result, self._input, op=REDOPS[self.redop][0], group=group)
         elif name == "all_to_all":
             dist.all_to_all_single(self.result, self._input, group=group)
         elif name == "broadcast":
-            dist.broadcast(self._input, self.root, group=group)
+            dist.broadcast(self.result, self.root, group=group)
         else:
             before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
             ops = [
@@ -139,34 +115,29 @@ class Case:
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
 
-    def expected(self, codec: Codec | None) -> list[tuple[Tensor, ExpectedElements]]:
-        """Returns the pieces of this rank's result, 1-D, each with its expected value; `codec` is that of messages, if any."""
-        name, count = self.op.name, self.count
-        everyone = range(self.ranks)
-        if name == "all_reduce":
-            inputs = (contribution(r, count, self) for r in everyone)
-            return [(self.result, reduced(inputs, self.redop, codec, own=None, again=True))]
-        if name == "reduce_scatter":
-            inputs = (self._part_for(self.rank, r) for r in everyone)
-            return [(self.result, reduced(inputs, self.redop, codec, own=self.rank, again=False))]
+    def expected(self) -> Tensor:
+        """Returns the exact result of this rank, in float64 or in the dtype of integers."""
+        name, own = self.op.name, slice(self.rank * self.count, (self.rank + 1) * self.count)
         if name == "broadcast":
-            return [(self.result, moved(contribution(self.root, count, self), codec))]
+            return self.input_of(self.root)
         if name == "sendrecv":
-            return [(self.result, moved(contribution((self.rank - 1) % self.ranks, count, self), codec))]
-        parts = self.result.split(count)
-        if name == "all_gather":
-            return [(parts[r], moved(contribution(r, count, self), codec)) for r in everyone]
-        return [(parts[r], moved(self._part_for(self.rank, r), codec)) for r in everyone]
+            return self.input_of((self.rank - 1) % self.ranks)
+        inputs = map(self.input_of, range(self.ranks))
+        if name in ("reduce_scatter", "all_to_all"):
+            inputs = (x[own].clone() for x in inputs)
+        if not self.op.reduces:
+            return torch.cat(list(inputs))
+        wide = torch.float64 if self.dtype.is_floating_point else self.dtype
+        total = functools.reduce(REDOPS[self.redop][1], (x.to(wide) for x in inputs))
+        return total / self.ranks if self.redop == "avg" else total
 
-    def _part_for(self, receiver: int, sender: int) -> Tensor:
-        whole = contribution(sender, self.count * self.ranks, self)
-        return whole[receiver * self.count : (receiver + 1) * self.count]
-
-
-def contribution(rank: int, elements: int, case: Case) -> Tensor:
-    """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4)."""
-    generator = torch.Generator().manual_seed(rank)
-    if case.dtype.is_floating_point:
-        return torch.randn(elements, generator=generator).to(case.dtype)
-    low = 0 if case.dtype == torch.uint8 else -4
-    return torch.randint(low, 5, (elements,), generator=generator).to(case.dtype)
+    def input_of(self, rank: int, least: int = 0) -> Tensor:
+        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4). With
+        `least` it is continued to so many elements.
+        """
+        elements = max(self.count if self.op.name == "all_gather" else self.elements, least)
+        generator = torch.Generator().manual_seed(rank)
+        if self.dtype.is_floating_point:
+            return torch.randn(elements, generator=generator).to(self.dtype)
+        low = 0 if self.dtype == torch.uint8 else -4
+        return torch.randint(low, 5, (elements,), generator=generator).to(self.dtype)
