@@ -1,4 +1,4 @@
-"""Collectives over hosts and the ranks of a host: exact inside a host, by codes between hosts."""
+"""An all_reduce over hosts and the ranks of a host: exact inside a host, by codes between hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_lowcomm.reduction import Residual, all_reduce, as_op
 
 
 class TwoLevel(NotCopied):
-    """all_reduce, all_gather and reduce_scatter over hosts × ranks of a host, compressed only between hosts.
+    """An all_reduce over hosts × ranks of a host, compressed only between hosts.
 
         two = lc.TwoLevel(codec="sym4:bucket=1024")
         two.all_reduce(gradient, dist.ReduceOp.AVG)
@@ -117,7 +117,10 @@ class TwoLevel(NotCopied):
             DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
         """
         op = as_op(op)
-        self._check("all_reduce", tensor, op)
+        if tensor.dtype not in CODED:
+            raise TypeError(f"TwoLevel: all_reduce: expected float32, float16 or bfloat16, got {tensor.dtype}")
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"TwoLevel: all_reduce: expected SUM or AVG, got {op}")
         expected = self.slice_elements(tensor.numel())
         if residual is not None and residual.value.numel() != expected:
             raise ValueError(
@@ -155,87 +158,6 @@ class TwoLevel(NotCopied):
         ranks = self._levels.ranks
         length = -(-flat.numel() // ranks)
         return [flat[place * length : (place + 1) * length] for place in range(ranks)]
-
-    def all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, *, async_op: bool = False
-    ) -> Future[torch.Tensor] | None:
-        """Gathers every rank's tensor in the order of the mesh (host by host). Collective.
-
-        1. The ranks in the same place of each host gather their tensors between hosts, by codes. Each tensor is coded once
-           and leaves its host once for every other host.
-        2. An all_gather inside the host passes the decoded values on, exactly.
-
-        All ranks, the owner too, end with a tensor's decoded value. With one host nothing is coded.
-
-        Args:
-            output: [hosts · ranks · n], contiguous, of the input's dtype.
-            input: n elements, float32, float16 or bfloat16; the same n on every rank.
-            async_op: As for all_reduce.
-
-        Returns:
-            With async_op the future of the output, else None.
-
-        Raises:
-            ValueError: Sizes do not fit; on the ranks that sent it, a value that the codec refuses (a NaN).
-            TypeError: The dtype is not supported, or the two dtypes differ.
-            DistBackendError: As for all_reduce.
-        """
-        self._check("all_gather", input)
-        self._check_whole("all_gather", "output", output, input)
-        return self._queue.issue(
-            lambda: self._levels.all_gather(output.detach(), input.detach()), [output, input], async_op
-        )
-
-    def reduce_scatter(
-        self, output: torch.Tensor, input: torch.Tensor, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False
-    ) -> Future[torch.Tensor] | None:
-        """Reduces the parts of all ranks, each to the rank that it is for. Collective.
-
-        1. A reduce_scatter inside the host sums the parts, exactly.
-        2. The sums go between hosts by codes. A host's sum for one of its own ranks is not coded.
-
-        With one host nothing is coded.
-
-        Args:
-            output: n elements, for this rank.
-            input: [hosts · ranks · n], contiguous, in the order of the mesh (host by host), of the output's dtype.
-            op: SUM or AVG.
-            async_op: As for all_reduce.
-
-        Returns:
-            With async_op the future of the output, else None.
-
-        Raises:
-            ValueError: The op is not supported or sizes do not fit; on the ranks that sent it, a value that the codec refuses
-                (a NaN).
-            TypeError: A dtype is not float32, float16 or bfloat16, or the two dtypes differ.
-            DistBackendError: As for all_reduce.
-        """
-        op = as_op(op)
-        self._check("reduce_scatter", output, op)
-        self._check_whole("reduce_scatter", "input", input, output)
-        return self._queue.issue(
-            lambda: self._levels.reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op
-        )
-
-    def _check(self, name: str, tensor: torch.Tensor, op: dist.ReduceOp | None = None) -> None:
-        """Checks the caller's arguments before anything is sent."""
-        if tensor.dtype not in CODED:
-            raise TypeError(f"TwoLevel: {name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
-        if op is not None and op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise ValueError(f"TwoLevel: {name}: expected SUM or AVG, got {op}")
-
-    def _check_whole(self, name: str, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
-        hosts, ranks = self._levels.hosts, self._levels.ranks
-        expected = hosts * ranks * part.numel()
-        if whole.dtype != part.dtype:
-            raise TypeError(f"TwoLevel: {name}: expected an {what} of {part.dtype}, got {whole.dtype}")
-        if whole.numel() != expected or not whole.is_contiguous():
-            how = "" if whole.is_contiguous() else ", not contiguous"
-            raise ValueError(
-                f"TwoLevel: {name}: expected a contiguous {what} of {hosts} x {ranks} x {part.numel()} = "
-                f"{expected} elements, got {whole.numel()}{how}"
-            )
 
 
 def _rounding(codec: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch_lowcomm as lc  # whose planner is imported when it is first used
@@ -36,19 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fine-tuning", action="store_true", help="samples come back, of a model that is trained already"
     )
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of a rank (this machine's)")
+    parser.add_argument("--memory", type=float, metavar="BYTES", help="of a rank, 80e9 (this machine's)")
     parser.add_argument("--total-tokens", type=float, metavar="N", help="of the training (20 a parameter)")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Prints the table. Returns 0, or 2 for wrong arguments."""
-    a = arguments
     try:
-        link = _link(a)
-        model, batch = _of_script(a.build) if a.build else (_of_numbers(a), None)
-        memory = None if a.memory is None else a.memory * 2**30
-        options = {"max_loss": a.max_loss, "memory": memory, "total_tokens": a.total_tokens}
-        print(lc.plan(model, batch, link=link, **options, fine_tuning=a.fine_tuning))
+        link = _link(arguments)
+        model, batch = _of_script(arguments.build) if arguments.build else (_of_numbers(arguments), None)
+        names = ("max_loss", "memory", "total_tokens", "fine_tuning")
+        print(lc.plan(model, batch, link=link, **{name: getattr(arguments, name) for name in names}))
     except ValueError as error:
         launch.say(str(error), "plan")
         return 2
@@ -67,15 +67,14 @@ def _of_script(text: str) -> Any:
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
         raise ValueError(f"expected SCRIPT.py:FUNCTION, got {text!r}")
+    sys.path.insert(0, str(Path(path).parent))  # as Python has it for a script
     try:
         made = runpy.run_path(path, run_name="torch_lowcomm_plan").get(name)
     except OSError as error:
         raise ValueError(f"{path}: {error}") from None
-    if not callable(made):
-        raise ValueError(f"{path}: expected a function {name!r} that returns (module, batch), got none")
-    found = made()
+    found = made() if callable(made) else None
     if not isinstance(found, tuple) or len(found) != 2:
-        raise ValueError(f"{text}: expected (module, batch), got {type(found).__name__}")
+        raise ValueError(f"{text}: expected a function that returns (module, batch), got {type(found).__name__}")
     return found
 
 

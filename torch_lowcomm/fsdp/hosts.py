@@ -63,7 +63,7 @@ class HostComms(NotCopied):
     def all_gather_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
     ) -> dist.Work:
-        """Gathers [n] of every rank into [hosts · ranks · n]; the Work raises as TwoLevel.all_gather does."""
+        """Gathers [n] of every rank into [hosts · ranks · n]; the Work raises its error."""
 
         def between(column: torch.Tensor) -> None:
             backend_of(self.between).all_gather_layout(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import Any
 
@@ -58,11 +57,6 @@ def apply(
     if dist.get_rank() == 0:
         _Follower(training.step_s, way.step_s, optimizer)
     return model, wrapped
-
-
-def machine_memory() -> float:
-    """Bytes of this machine's memory."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 class _Follower:

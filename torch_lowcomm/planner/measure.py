@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ INT4, INT8, GAUSS2, GAUSS4 = "sym4:bucket=128", "sym8:bucket=128", "gauss2", "ga
 W8, W6, W4, G8, G4 = (f"{name}:bucket=1024" for name in ("minmax8", "minmax6", "minmax4", "qsgd8", "qsgd4"))
 CODECS = (INT4, INT8, GAUSS2, GAUSS4, W8, W6, W4, G8, G4)  # of the ways that a plan compares
 STEPS, SAMPLE = 20, 1 << 22  # steps; elements of gradients that codecs are tried on
+UPDATE_NS = 2.0  # a parameter: torch's AdamW on one core
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -55,12 +56,12 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, steps: in
     if not found:
         raise ValueError("plan: model: expected parameters with gradients, got none")
     forward_s, backward_s = (statistics.median(part) for part in zip(*times[2:], strict=True))
-    blocks = blocks_of(model)
+    blocks, count = blocks_of(model), sum(p.numel() for p in trained)
     return Training(
-        parameters=sum(p.numel() for p in trained),
+        parameters=count,
         forward_s=forward_s,
         backward_s=backward_s,
-        update_s=_update_s(found.values()),
+        update_s=UPDATE_NS * 1e-9 * count,
         tokens=_tokens(batch),
         width=_width(blocks),
         layers=max(len(blocks), 1),
@@ -116,24 +117,6 @@ def _tokens(batch: Any) -> int:
 
 
 def _width(blocks: Sequence[nn.Module]) -> int:
-    """The width of norms in a block, which is that of the residual stream; 0 where there is none."""
-    norms = [p for block in blocks for p in block.parameters() if p.dim() == 1]
-    counts: dict[int, int] = {}
-    for p in norms:
-        counts[p.numel()] = counts.get(p.numel(), 0) + 1
-    return max(counts, key=counts.__getitem__, default=0)
-
-
-def _update_s(gradients: Iterable[torch.Tensor]) -> float:
-    """Seconds of a step of torch's AdamW: on zeros of the shapes of the first gradients, and as many more as all have."""
-    shapes = [g.shape for g in gradients]
-    some = [
-        torch.zeros(shape) for shape in shapes[: 1 + sum(n < SAMPLE for n in accumulate(s.numel() for s in shapes))]
-    ]
-    optimizer = torch.optim.AdamW([nn.Parameter(x) for x in some])
-    for parameter in optimizer.param_groups[0]["params"]:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    start = time.perf_counter()
-    optimizer.step()
-    return (time.perf_counter() - start) * sum(s.numel() for s in shapes) / sum(x.numel() for x in some)
+    """The commonest length of the vectors in blocks: norms have the residual stream's width; 0 where there is none."""
+    lengths = Counter(p.numel() for block in blocks for p in block.parameters() if p.dim() == 1)
+    return lengths.most_common(1)[0][0] if lengths else 0

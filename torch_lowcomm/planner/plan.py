@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,10 +54,9 @@ class Plan:
         return self.ways[0].step_s / (way.step_s * self.tokens(way))
 
     def fits(self, way: Way) -> bool:
-        """Whether a way has a known loss within `max_loss`, its memory, and suits the training."""
-        return (
-            way.loss.value <= self.max_loss and way.memory <= self.memory and (self.fine_tuning or not way.fine_tuning)
-        )
+        """Whether a way has a known loss within `max_loss`, and its memory, and suits the training."""
+        suits = self.fine_tuning or not way.fine_tuning
+        return suits and way.loss.value <= self.max_loss and way.memory <= self.memory
 
     @property
     def best(self) -> Way:
@@ -73,36 +73,34 @@ class Plan:
         return near[0] if near else fastest
 
     def __str__(self) -> str:
-        best, sources = self.best, list(dict.fromkeys(way.loss.source for way in self.ways))
-        lines = [_line(_HEADS)]
-        for way in sorted(self.ways, key=self.speed, reverse=True):
-            factor = way.loss
-            known = not math.isnan(factor.value)
-            lines.append(
-                _line(
-                    (
-                        ("> " if way is best else "  ") + way.name + ("" if way.memory <= self.memory else " (memory)"),
-                        f"{way.step_s:.3g}",
-                        f"{way.sent / way.step_s * 86400 / 1e9:.3g}",
-                        f"{way.memory / 1e9:.3g}",
-                        f"{factor.value:.3f}" if known else "-",
-                        f"{factor.low:.3f} - {factor.high:.3f}" if known else "-",
-                        f"{self.tokens(way):.2f}" if known else "-",
-                        f"{self.speed(way):.3g}" if known else "-",
-                        f"[{sources.index(factor.source) + 1}]",
-                    )
-                )
-            )
-        lines += [f"[{number}] {self._kind(source)}: {source}" for number, source in enumerate(sources, 1)]
+        best, sources = self.best, list(dict.fromkeys((way.loss.kind, way.loss.source) for way in self.ways))
+        rows = [_HEADS, *(self._row(way, best, sources) for way in sorted(self.ways, key=self.speed, reverse=True))]
+        first, *widths = _WIDTHS
+        lines = [row[0].ljust(first) + "".join(map(str.rjust, row[1:], widths)) for row in rows]
+        lines += [f"[{number}] {kind}: {source}" for number, (kind, source) in enumerate(sources, 1)]
+        codings = self.training.codings.items()
+        if errors := [f"{name} {coding.error:.2g}" for name, coding in codings if coding.error is not None]:
+            lines.append(f"error of codecs on the model's gradients: {', '.join(errors)}")
         return "\n".join([*lines, "", *self._advice(best)])
 
-    def _kind(self, source: str) -> str:
-        return next(way.loss.kind for way in self.ways if way.loss.source == source)
+    def _row(self, way: Way, best: Way, sources: list[tuple[str, str]]) -> tuple[str, ...]:
+        of = way.loss
+        known = not math.isnan(of.value)
+        return (
+            ("> " if way is best else "  ") + way.name + ("" if way.memory <= self.memory else " (memory)"),
+            f"{way.step_s:.3g}",
+            f"{way.sent / way.step_s * 86400 / 1e9:.3g}",
+            f"{way.memory / 1e9:.3g}",
+            f"{of.value:.3f}" if known else "-",
+            f"{of.low:.3f} - {of.high:.3f}" if known else "-",
+            f"{self.tokens(way):.2f}" if known else "-",
+            f"{self.speed(way):.3g}" if known else "-",
+            f"[{sources.index((of.kind, of.source)) + 1}]",
+        )
 
     def _advice(self, best: Way) -> list[str]:
         exact = self.ways[0]
-        waits = max(0.0, 1 - self.training.step_s / exact.step_s)
-        why = f"a step of {exact.name} waits {waits:.0%} for the link"
+        why = f"a step of {exact.name} waits {max(0.0, 1 - self.training.step_s / exact.step_s):.0%} for the link"
         if best is exact:
             return [f"Do not compress: {why}.", best.lines]
         first = f"{best.name}: {self.speed(best):.3g} times as fast to the same loss as {exact.name}; {why}. To paste:"
@@ -129,8 +127,8 @@ class Plan:
         Raises:
             ValueError: The model or the world is not the planned one, or the way wants a model in stages.
         """
-        chosen = self._named(all_gather_json(self._named(way).name, None)[0])  # ranks have measured other seconds
-        return apply.apply(self.training, self.link, chosen, model, optimizer)
+        agreed = all_gather_json(self._named(way).name, None)[0]  # ranks have measured other seconds
+        return apply.apply(self.training, self.link, self._named(agreed), model, optimizer)
 
     def _named(self, name: str | None) -> Way:
         if name is None:
@@ -174,13 +172,8 @@ def plan(
         raise ValueError(f"plan: max_loss: expected 1 or more, got {max_loss}")
     training = model if isinstance(model, Training) else measure(model, batch, loss=loss)
     if memory is None:
-        memory = apply.machine_memory() / link.ranks_per_site
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / link.ranks_per_site
     total = 20.0 * training.parameters if total_tokens is None else total_tokens
     if not 0 < total < math.inf or memory <= 0:
         raise ValueError(f"plan: expected tokens and memory above 0, got {total:g} and {memory:g}")
     return Plan(training, link, all_ways(training, link), max_loss, memory, total, fine_tuning)
-
-
-def _line(cells: Sequence[str]) -> str:
-    first, *others = zip(cells, _WIDTHS, strict=True)
-    return first[0].ljust(first[1]) + "".join(cell.rjust(width) for cell, width in others)

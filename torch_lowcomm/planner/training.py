@@ -94,7 +94,7 @@ def ddp_s(of: Training, link: Link, codec: str | None = None, *, factors: int | 
         bucket, whose factors travel in two exchanges.
     """
     coding, count = of.coding(codec), factors if factors is not None else of.parameters
-    size = count * coding.bits / 8
+    size = count * coding.bits / 8 * (1 if codec else link.ranks_per_site)  # exact ops send a copy for each rank
     if link.sites < 2:
         return of.step_s, 0.0
     buckets = 1 if factors is not None else max(1, math.ceil(4 * of.parameters / BUCKET))
@@ -105,7 +105,7 @@ def ddp_s(of: Training, link: Link, codec: str | None = None, *, factors: int | 
         ready = of.forward_s + of.backward_s * (bucket + 1) / buckets
         sent_s = max(sent_s, ready) + each
     passes = PASSES_NS * bool(codec) if factors is None else FACTORS_NS
-    return sent_s + of.update_s + passes * 1e-9 * of.parameters, _twice(link, size)
+    return sent_s + of.update_s + passes * 1e-9 * of.parameters, 2 * link.share * size
 
 
 def fsdp_s(of: Training, link: Link, weights: str | None, gradients: str | None) -> tuple[float, float]:
@@ -115,7 +115,8 @@ def fsdp_s(of: Training, link: Link, weights: str | None, gradients: str | None)
         Seconds of a step, and bytes that a site sends in it.
     """
     units = max(of.layers, 1)
-    gather, scatter = (of.coding(codec).bits / 8 * of.parameters / units for codec in (weights, gradients))
+    copies = 1 if weights else link.ranks_per_site
+    gather, scatter = (copies * of.coding(codec).bits / 8 * of.parameters / units for codec in (weights, gradients))
     gather_s = max(link.gather_s(gather), of.coding_s(weights, of.parameters / units))
     scatter_s = max(link.gather_s(scatter), of.coding_s(gradients, of.parameters / units))
     copies_s = SHARDS_NS * 1e-9 * of.parameters / 3 * (link.sites > 1)  # once forward, twice backward
@@ -130,7 +131,7 @@ def fsdp_s(of: Training, link: Link, weights: str | None, gradients: str | None)
             now += compute_s
             if reduces:
                 free = max(now, free) + scatter_s
-    return max(now, free) + of.update_s, _share(link) * units * (2 * gather + scatter)
+    return max(now, free) + of.update_s, link.share * units * (2 * gather + scatter)
 
 
 def outer_s(
@@ -157,7 +158,7 @@ def outer_s(
     span = every * of.step_s
     hidden = {"sync": 0.0, "restart": 5 * of.step_s, "continue": span}[mode]
     waited = max(fragments * max(0.0, message - hidden), fragments * message - span if mode != "sync" else 0.0)
-    return (span + waited + local) / every, _twice(link, size) / every
+    return (span + waited + local) / every, 2 * link.share * size / every
 
 
 def pipeline_s(of: Training, link: Link, forward_bits: float, backward_bits: float) -> tuple[float, float]:
@@ -174,14 +175,6 @@ def pipeline_s(of: Training, link: Link, forward_bits: float, backward_bits: flo
         *([numbers * bits / 8] * (stages - 1) for bits in (forward_bits, backward_bits)),
     )
     orders = [schedule.order("1F1B", stage, stages, micro, ahead=1) for stage in range(stages)]
-    way = schedule.Direction(min(link.up, link.down), link.round_trip_s / 2)
+    way = schedule.Direction(link.rate, link.round_trip_s / 2)
     sent = numbers * micro * (forward_bits + backward_bits * (stages > 2)) / 8
     return schedule.step_s(orders, times, way) + of.update_s / stages, sent
-
-
-def _share(link: Link) -> float:
-    return (link.sites - 1) / link.sites
-
-
-def _twice(link: Link, size: float) -> float:
-    return 2 * _share(link) * size

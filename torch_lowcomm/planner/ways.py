@@ -99,11 +99,10 @@ def _outer(of: Training, link: Link) -> Iterator[Way]:
             options = {**options, "sync_every": every}
             codec, mode, fragments = options["codec"], options["mode"], options.get("fragments", 1)
             step_s, sent = outer_s(of, link, codec, every, mode, fragments=fragments)
-            row = loss.measured("diloco_lab", curve) if curve else loss.EXACT
+            row = loss.product(price, loss.measured("diloco_lab", curve) if curve else loss.EXACT)
             lines = f"optimizer = lc.DiLoCoX(optimizer, model=model, {_arguments(options)})"
             memory = (OPTIMIZER + extra / link.ranks_per_site) * of.parameters
-            named = f"{name}, every {every}"
-            yield Way(named, "diloco", step_s, sent, memory, loss.product(price, row), lines, options)
+            yield Way(f"{name}, every {every}", "diloco", step_s, sent, memory, row, lines, options)
 
 
 def _pipelines(of: Training, link: Link) -> Iterator[Way]:
@@ -135,8 +134,7 @@ def _seed_replay(of: Training, link: Link) -> Way:
     step_s = 2 * of.forward_s + 1e-9 * of.parameters + 2 * link.round_trip_s
     lines = "optimizer = lc.SeedReplay(model, group=dist.group.WORLD)"
     sent = 64.0 * (link.sites - 1)  # a byte a gradient, and its frame's header
-    memory = 4.0 * of.parameters
-    return Way("seed replay", "seed_replay", step_s, sent, memory, loss.UNKNOWN, lines, fine_tuning=True)
+    return Way("seed replay", "seed_replay", step_s, sent, 4.0 * of.parameters, loss.UNKNOWN, lines, fine_tuning=True)
 
 
 def _arguments(options: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def test_hosts_with_two_interfaces(tmp_path):
         codes, rows, lines = examined(lab, "--json", str(tmp_path / "link.json"), GLOO_SOCKET_IFNAME="")
         assert codes == [0, 0], lines
         link = Link.measured(tmp_path / "link.json")
-        assert (link.sites, link.ranks_per_site) == (2, 1) and link.up > 100e6 / 8 and link.round_trip_s > 0
+        assert (link.sites, link.ranks_per_site) == (2, 1) and link.rate > 100e6 / 8 and link.round_trip_s > 0
         of = {(one[0], one[2]): float(one[5]) for one in rows}
         assert len(rows) == 4 and {by for _, by in of} == {"fast", "eth0"}, lines
         assert 10 < of["0", "eth0"] < 20 and of["0", "fast"] > 100, lines
