@@ -133,4 +133,4 @@ def main() -> int:
         own = [row for row in rows if row.family == family]
         off = sum(not row.holds for row in own)
         gates.append(report.Gate(f"{family}: rows of {len(own)} that are off by more than 10 %", off, "==", 0))
-    return report.finish(gates, args.json, {"rows": [dataclasses.asdict(row) for row in rows]})
+    return report.finish(gates, args.json, {"rows": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]})
