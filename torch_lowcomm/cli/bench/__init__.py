@@ -24,8 +24,8 @@ columns (N/A: it was not asked for). all_reduce and broadcast are in place, the 
                   reduce_scatter and all_to_all (W-1)/W, others 1
   #wrong          wrong elements of all ranks, and ranks whose bytes differ from rank 0's where all must end equal. Values
                   that are only moved must be the same; reduced floats may be off by W x eps x the largest one. A coded
-                  result is wrong as a whole where its error is above 2 x that of a round trip of the codec + W x eps.
-                  NaN is wrong
+                  result of 4096 elements or more is wrong as a whole where its rel.err is above 2 x that of a round trip
+                  of the codec + W x eps. NaN is wrong
   min             the fastest iteration, us
   spread          distance of the quartiles / median
   wire            bytes that the busiest rank sent in a call, with frame headers
