@@ -235,11 +235,13 @@ def test_gloo_must_be_gloo(capsys, monkeypatch):
 
 @pytest.mark.later
 def test_ranks_of_its_own(tmp_path):
-    """As a user starts it, with everything that it writes."""
+    """As a user starts it, with everything that it writes, and the environment's policy."""
     command = [sys.executable, "-m", "torch_lowcomm", "bench", "all_gather", *SMALL]
-    options = ["--codec", "sym4", "--peer", "gloo", "--json", tmp_path / "made" / "rows.json"]
-    ended = ranks.run_command([*command, *options], deadline_s=120, cwd=tmp_path)
+    options = ["--peer", "gloo", "--json", tmp_path / "made" / "rows.json"]
+    policy = {"LOWCOMM_POLICY": "all_gather=sym4"}
+    ended = ranks.run_command([*command, *options], deadline_s=120, cwd=tmp_path, env=policy)
     assert ended.code == 0, ended.text
+    assert "policy=all_gather=sym4:bucket=1024 " in ended.out
     assert [row["size"] for row in parsed(ended.out)] == ["4096", "65536"]
     assert len(json.loads((tmp_path / "made" / "rows.json").read_text())["rows"]) == 2
 

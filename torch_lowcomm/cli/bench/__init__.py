@@ -24,8 +24,8 @@ columns (N/A: it was not asked for). all_reduce and broadcast are in place, the 
                   reduce_scatter and all_to_all (W-1)/W, others 1
   #wrong          wrong elements of all ranks, and ranks whose bytes differ from rank 0's where all must end equal. Values
                   that are only moved must be the same; reduced floats may be off by W x eps x the largest one. A coded
-                  result is wrong as a whole where its error is above 2 x that of a round trip of the codec + W x eps.
-                  NaN is wrong
+                  result of 4096 elements or more is wrong as a whole where its rel.err is above 2 x that of a round trip
+                  of the codec + W x eps. NaN is wrong
   min             the fastest iteration, us
   spread          distance of the quartiles / median
   wire            bytes that the busiest rank sent in a call, with frame headers
@@ -56,7 +56,7 @@ def _add_arguments_of(op: Operation, parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of one op, nccl-tests' names first."""
     add = parser.add_argument
     size, rate = functools.partial(number, thousand=1024), functools.partial(number, thousand=1000)
-    add("-b", "--minbytes", type=size, default="32M", metavar="SIZE", help="smallest, bytes or K, M, G of 1024 (32M)")
+    add("-b", "--minbytes", type=size, default="32M", metavar="SIZE", help="smallest size, bytes or K, M, G (32M)")
     add("-e", "--maxbytes", type=size, default="32M", metavar="SIZE", help="largest size (32M)")
     add("-f", "--stepfactor", type=int, default=2, metavar="N", help="factor from one size to the next (2)")
     add("-n", "--iters", type=int, default=20, metavar="N", help="timed calls of every size (20)")
@@ -69,7 +69,7 @@ def _add_arguments_of(op: Operation, parser: argparse.ArgumentParser) -> None:
         add("-r", "--root", type=int, metavar="RANK", help="the rank that broadcasts (0)")
     add(
         "--codec",
-        help="codec of this op, such as sym4:bucket=1024 (LOWCOMM_POLICY's); calls that stay exact are an error",
+        help="codec of this op, such as sym4:bucket=1024 (LOWCOMM_POLICY's); exact calls are an error then",
     )
     add("--peer", choices=["gloo"], help="backend to compare with, in turn within every iteration")
     add("--rate", type=rate, help="rate of the link, bit/s or k, M, G of 1000, for the column ideal")

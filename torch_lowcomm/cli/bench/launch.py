@@ -25,11 +25,9 @@ def run_rank(function: Rank, arguments: Any) -> NoReturn:
     after a ValueError, which all ranks have and rank 0 prints; 1 after a failure of a peer or the network, which every rank
     prints.
     """
-    from torch_lowcomm._C import Options
-
     who = int(os.environ["RANK"])
     try:
-        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=TIMEOUT)
+        dist.init_process_group("lowcomm", timeout=TIMEOUT)
         status = function(arguments)
         dist.barrier()
         dist.destroy_process_group()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._C import Codec, Options
 from torch_lowcomm.cli.bench import report
-from torch_lowcomm.cli.bench.expected import codec_error, count_wrong
+from torch_lowcomm.cli.bench.expected import count_wrong
 from torch_lowcomm.cli.bench.launch import TIMEOUT
 from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case
 from torch_lowcomm.cli.bench.plan import Plan
@@ -111,12 +111,10 @@ class Bench:
         case.prepare()
         case.call(self.groups[name])
         exact = case.expected()
-        coded = None
-        if self.codec and name == "lowcomm":  # its error on a short input may be 0 by chance
-            coded = codec_error(self.codec, case.input_of(self.rank, least=4096))
-        roundings = self.ranks if coded is not None or self.op.reduces else 0
+        codec = self.codec if name == "lowcomm" else None
+        roundings = self.ranks if codec or self.op.reduces else 0
         return {
-            "wrong": count_wrong(case.result, exact, roundings=roundings, coded=coded),
+            "wrong": count_wrong(case.result, exact, roundings=roundings, codec=codec),
             "error": float((case.result.double() - exact.double()).square().sum()),
             "norm": float(exact.double().square().sum()),
             "digest": hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest(),

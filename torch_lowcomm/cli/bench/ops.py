@@ -131,11 +131,9 @@ class Case:
         total = functools.reduce(REDOPS[self.redop][1], (x.to(wide) for x in inputs))
         return total / self.ranks if self.redop == "avg" else total
 
-    def input_of(self, rank: int, least: int = 0) -> Tensor:
-        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4). With
-        `least` it is continued to so many elements.
-        """
-        elements = max(self.count if self.op.name == "all_gather" else self.elements, least)
+    def input_of(self, rank: int) -> Tensor:
+        """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4)."""
+        elements = self.count if self.op.name == "all_gather" else self.elements
         generator = torch.Generator().manual_seed(rank)
         if self.dtype.is_floating_point:
             return torch.randn(elements, generator=generator).to(self.dtype)
