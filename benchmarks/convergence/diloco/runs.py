@@ -73,6 +73,16 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     }, gates
 
 
+def measure_rates(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
+    """The outer learning rate by the number of ranks (arXiv 2503.09799, figure 7), every 30 steps; `quick`: two ranks."""
+    print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")
+    every, runs = diloco_presets.presets.diloco(sync_every=30), []
+    for seed, ranks, rate in itertools.product(range(seeds), (2,) if quick else (2, 4, 8), (0.4, 0.6, 0.7, 0.8)):
+        chosen = Configuration(outer=every | {"outer_lr": rate}, ranks=ranks, seed=seed)
+        runs.append(run(f"D = {ranks}, rate {rate}", shortened(chosen) if quick else chosen))
+    return {"parameters": ELEMENTS, "curves": [curve(entry) for entry in runs]}, []
+
+
 def shortened(configuration: Configuration) -> Configuration:
     """For 80 steps: outer steps enough for the rank to follow them."""
     outer = dict(configuration.outer)

@@ -34,6 +34,7 @@ CONVERGENCE = {
     "aq_replicas": (["--seconds", "seconds.png"], 2),
     "ddp": ([], 9),
     "diloco": ([], 7),
+    "diloco_rates": ([], 0),
     "fsdp": ([], 5),
     "fsdp_tables": (["--data", "text.txt"], 3),
     "fsdp_variants": (["--data", "text.txt"], 2),
@@ -88,3 +89,14 @@ def test_others(tmp_path, program):
     assert content[rows] and (content["gates"] or program == "nanogpt_wan" or content.get("torchft") == "absent")
     for gate in content["gates"]:
         assert re.search(rf"^{'PASS' if gate['pass'] else 'FAIL'}  {re.escape(gate['name'])} ", printed, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_planned(tmp_path):
+    """It has no quick form. Most rows are predicted, whatever a codec takes beside other work."""
+    command = [sys.executable, str(BENCHMARKS), "planned", "--json", "result.json"]
+    status, out, err = ranks.run_command(command, env={**os.environ, **ENV}, deadline_s=200, cwd=tmp_path)
+    assert status in (0, 1), f"{out}\n{err}"
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert len(content["gates"]) == 5
+    assert sum(abs(row["ratio"] - 1) < 0.1 for row in content["rows"]) > 0.8 * len(content["rows"]), out
