@@ -77,7 +77,8 @@ def measure_rates(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate
     """The outer learning rate by the number of ranks (arXiv 2503.09799, figure 7), every 30 steps; `quick`: two ranks."""
     print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")
     every, runs = diloco_presets.presets.diloco(sync_every=30), []
-    for seed, ranks, rate in itertools.product(range(seeds), (2,) if quick else (2, 4, 8), (0.4, 0.6, 0.7, 0.8)):
+    of_ranks, rates = ((2,), (0.4, 0.7)) if quick else ((2, 4, 8), (0.4, 0.6, 0.7, 0.8))
+    for seed, ranks, rate in itertools.product(range(seeds), of_ranks, rates):
         chosen = Configuration(outer=every | {"outer_lr": rate}, ranks=ranks, seed=seed)
         runs.append(run(f"D = {ranks}, rate {rate}", shortened(chosen) if quick else chosen))
     return {"parameters": ELEMENTS, "curves": [curve(entry) for entry in runs]}, []
