@@ -1,6 +1,7 @@
 """lc.TwoLevel: what it gives is put together by hand from exact sums inside a host and the codec between hosts."""
 
 import os
+import threading
 from datetime import timedelta
 
 import pytest
@@ -184,7 +185,10 @@ def test_async_ops_run_in_the_order_of_issue(r):
     assert futures[1].wait() is mine[1]
     assert torch.equal(doubled.wait(), 2 * mine[0])
     assert (other == r.size).all()
+    begun = threading.Event()
+    two._queue.issue(begun.wait, mine[:1], True)  # the callback is there before its op has ended, so the worker runs it
     waits = two.all_reduce(mine[0], async_op=True).then(lambda done: two.all_reduce(done.value()))
+    begun.set()
     with pytest.raises(Exception, match="async_op=True"):
         waits.wait()
     failed = two.all_reduce(torch.full((n,), torch.nan), async_op=True)
