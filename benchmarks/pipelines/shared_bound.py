@@ -1,4 +1,4 @@
-"""As bound.py, for hosts in a lab: a stage sends activations and gradients by one link, which two streams share evenly."""
+"""As lc.planner's schedule.py, for hosts in a lab: a stage sends activations and gradients by one link, which two streams share evenly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Host:
 
 
 def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
-    """The seconds of a step among others, as bound.step_s(), where each stage sends both ways by one link. A message that begins
+    """The seconds of a step among others, as schedule.step_s(), where each stage sends both ways by one link. A message that begins
     while the other stream has one takes half of the rate from then on.
     """
     count = len(orders)

@@ -105,10 +105,12 @@ class _Doctor:
             report.write_json(self._path, ranks=ranks, hosts=len(hosts), rows=rows)
         for sentence in said or ["nothing has to be set"]:
             self._print(f"# {sentence}")
-        if rates := [min(row["rates"]) for row in rows if row["rates"]]:
-            seconds = [100 * bits / 32 * 8 / min(rates) for bits in (32, 4.25)]
+        ranked = sorted((row for row in rows if row["both"]), key=lambda row: min(row["both"]))
+        if best := {(row["from"], row["to"]): min(row["both"]) for row in ranked}:
+            slowest = min(best.values())
+            seconds = [100 * bits / 32 * 8 / slowest for bits in (32, 4.25)]
             self._print(
-                f"# at {min(rates):.3g} Mbit/s an all_reduce of 100 MB of float32 between two hosts takes {seconds[0]:.2g} s, in "
+                f"# at {slowest:.3g} Mbit/s an all_reduce of 100 MB of float32 between two hosts takes {seconds[0]:.2g} s, in "
                 f"4 bits {seconds[1]:.2g} s; `plan` says what suits a model"
             )
         return int(any("no address" in sentence for sentence in said))
@@ -132,7 +134,7 @@ class _Doctor:
         rtt_us = statistics.median(found[a]["rtt_us"]) if rates else 0.0
         cells = [f"{x:.1f}" for x in (rtt_us, *rates, *both)] if rates else [""] * 5
         self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
-        return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates, "rtt_us": rtt_us}
+        return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates, "both": both, "rtt_us": rtt_us}
 
     def _gather(self, mine: Any) -> list[Any]:
         """Returns the values of all that gather, as JSON has them."""

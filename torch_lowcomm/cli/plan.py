@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=1, metavar="L", help="blocks of a decoder")
     parser.add_argument("--link", metavar="FILE", help="what `doctor --json` wrote")
     parser.add_argument("--rate", metavar="R", help="of each site's link, 100mbit, or up/down: 10mbit/100mbit")
-    parser.add_argument("--rtt", default="1ms", metavar="T", help="round trip between sites (1ms)")
-    parser.add_argument("--loss", type=float, default=0.0, metavar="P", help="share of segments that are lost (0)")
-    parser.add_argument("--sites", type=int, default=2, metavar="M", help="ends of slow links (2)")
-    parser.add_argument("--ranks-per-site", type=int, default=1, metavar="G", help="(1)")
+    parser.add_argument("--rtt", metavar="T", help="round trip between sites (1ms)")
+    parser.add_argument("--loss", type=float, metavar="P", help="share of segments that are lost (0)")
+    parser.add_argument("--sites", type=int, metavar="M", help="ends of slow links (2)")
+    parser.add_argument("--ranks-per-site", type=int, metavar="G", help="(1)")
     parser.add_argument("--max-loss", type=float, default=1.01, metavar="F", help="factor on the loss (1.01)")
     parser.add_argument(
         "--fine-tuning", action="store_true", help="samples come back, of a model that is trained already"
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
         model, batch = _of_script(arguments.build) if arguments.build else (_of_numbers(arguments), None)
         names = ("max_loss", "memory", "total_tokens", "fine_tuning")
         print(lc.plan(model, batch, link=link, **{name: getattr(arguments, name) for name in names}))
-    except ValueError as error:
+    except (ValueError, OverflowError, OSError) as error:
         launch.say(str(error), "plan")
         return 2
     return 0
@@ -58,9 +58,13 @@ def main(arguments: argparse.Namespace) -> int:
 def _link(a: argparse.Namespace) -> lc.planner.Link:
     if (a.link is None) == (a.rate is None):
         raise ValueError("expected --link or --rate, got " + ("neither" if a.link is None else "both"))
+    told = [name for name in ("sites", "rtt", "loss", "ranks_per_site") if getattr(a, name) is not None]
+    if a.link is not None and told:
+        raise ValueError(f"expected no --{told[0].replace('_', '-')} beside --link, which has it")
     if a.link is not None:
         return lc.planner.Link.measured(a.link)
-    return lc.planner.Link.of(a.rate, a.sites, round_trip=a.rtt, loss=a.loss, ranks_per_site=a.ranks_per_site)
+    options = {"round_trip": a.rtt or "1ms", "loss": a.loss or 0.0, "ranks_per_site": a.ranks_per_site or 1}
+    return lc.planner.Link.of(a.rate, 2 if a.sites is None else a.sites, **options)
 
 
 def _of_script(text: str) -> Any:
@@ -68,10 +72,7 @@ def _of_script(text: str) -> Any:
     if not path or not name.isidentifier():
         raise ValueError(f"expected SCRIPT.py:FUNCTION, got {text!r}")
     sys.path.insert(0, str(Path(path).parent))  # as Python has it for a script
-    try:
-        made = runpy.run_path(path, run_name="torch_lowcomm_plan").get(name)
-    except OSError as error:
-        raise ValueError(f"{path}: {error}") from None
+    made = runpy.run_path(path, run_name="torch_lowcomm_plan").get(name)
     found = made() if callable(made) else None
     if not isinstance(found, tuple) or len(found) != 2:
         raise ValueError(f"{text}: expected a function that returns (module, batch), got {type(found).__name__}")

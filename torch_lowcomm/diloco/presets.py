@@ -20,14 +20,6 @@ def diloco(*, sync_every: int = 500) -> dict[str, Any]:
     return {"sync_every": sync_every, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": None}
 
 
-def opendiloco(*, sync_every: int = 500) -> dict[str, Any]:
-    """OpenDiLoCo (Jaghouar et al., arXiv 2407.07852): DiLoCo with pseudo-gradients in fp16.
-
-    The paper's: γ = 0.7, μ = 0.9, fp16; H = 500, which DiLoCoX's paper takes for it too (section 4.1.3).
-    """
-    return diloco(sync_every=sync_every) | {"codec": "fp16", "error_feedback": False}
-
-
 def streaming(
     *, sync_every: int = 100, fragments: int = 4, fragment_sync_delay: int = 5, fragment_update_alpha: float = 0.5
 ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Carries out a way of a plan, and compares the first 100 steps with it."""
+"""Carries out a way of a plan, and compares the first steps with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import ddp, fsdp
@@ -21,8 +23,7 @@ from torch_lowcomm.planner.training import Training
 from torch_lowcomm.planner.ways import Way
 from torch_lowcomm.summary import summary
 
-METHODS = ("ddp", "fsdp", "diloco")
-_STEPS, _OFF = 100, 1.2
+METHODS, _STEPS, _OFF = ("ddp", "fsdp", "diloco"), 100, 1.2
 
 
 def apply(
@@ -30,50 +31,59 @@ def apply(
 ) -> tuple[nn.Module, Any]:
     """See `Plan.apply`."""
     if way.method not in METHODS:
-        raise ValueError(f"plan: apply: expected a way that needs no stages, got {way.name!r}; paste:\n{way.lines}")
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if count != training.parameters or dist.get_world_size() != link.ranks:
+        raise ValueError(f"plan: apply: expected a way of DDP, FSDP2 or DiLoCo, got {way.name!r}; paste:\n{way.lines}")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if (count := sum(p.numel() for p in parameters)) != training.parameters or dist.get_world_size() != link.ranks:
         raise ValueError(
             f"plan: apply: expected the planned model of {training.parameters} parameters on {link.ranks} ranks, got "
             f"{count} parameters on {dist.get_world_size()}"
         )
+    if isinstance(model, DistributedDataParallel) or any(isinstance(p, DTensor) for p in parameters):
+        raise ValueError("plan: apply: expected the model by itself, got one under DDP or FSDP2")
+    optimizer = optimizer or torch.optim.AdamW(parameters)
     if way.method == "fsdp":
-        if optimizer is not None:
-            raise ValueError("plan: apply: expected no optimizer for FSDP2, which replaces the parameters, got one")
-        for block in blocks_of(model):
+        if optimizer.state or len(optimizer.param_groups) > 1:
+            raise ValueError("plan: apply: FSDP2: expected an optimizer of one group and without a step, got another")
+        for block in blocks_of(model)[1]:
             fully_shard(block)
         fully_shard(model)
         if way.options:
             fsdp.quantize(model, **way.options)
-    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+        optimizer.param_groups[0]["params"] = [p for p in model.parameters() if p.requires_grad]
     wrapped: Any = optimizer
     if way.method == "diloco":
-        wrapped = DiLoCoX(optimizer, model=model, **way.options)
+        options = dict(way.options)
+        if link.ranks_per_site > 1:
+            shape = (link.sites, link.ranks_per_site)
+            options["mesh"] = mesh = init_device_mesh("cpu", shape, mesh_dim_names=("sites", "replicas"))
+            inside = mesh.get_group("replicas")
+            model = DistributedDataParallel(model, process_group=inside, find_unused_parameters=training.unused)
+        wrapped = DiLoCoX(optimizer, model=model, **options)
     elif way.method == "ddp":
-        ddp_model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, find_unused_parameters=training.unused)
         if way.options:
-            ddp_model.register_comm_hook(ddp.State(model=model, **way.options), ddp.hook)
-        model = ddp_model
+            model.register_comm_hook(ddp.State(model=model, **way.options), ddp.hook)
     if dist.get_rank() == 0:
-        _Follower(training.step_s, way.step_s, optimizer)
+        _Follower(training.step_s, way, optimizer)
     return model, wrapped
 
 
 class _Follower:
-    """Times the optimizer's steps, and logs once how they compare with the plan; the first ten do not count."""
+    """Times 100 steps, or two outer ones, and logs once how they compare with the plan; as many first ones do not count."""
 
-    def __init__(self, computing_s: float, planned_s: float, optimizer: torch.optim.Optimizer) -> None:
-        self._computing_s, self._planned_s, self._calls = computing_s, planned_s, 0
+    def __init__(self, computing_s: float, way: Way, optimizer: torch.optim.Optimizer) -> None:
+        self._computing_s, self._planned_s, self._calls = computing_s, way.step_s, 0
+        self._steps = max(_STEPS, 2 * way.options.get("sync_every", 0))
         self._handle = optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
         self._calls += 1
-        if self._calls == _STEPS // 10:
+        if self._calls == self._steps:
             self._start, self._before = time.perf_counter(), _spent()
-        if self._calls == _STEPS + _STEPS // 10:
+        if self._calls == 2 * self._steps:
             self._handle.remove()
-            found = (time.perf_counter() - self._start) / _STEPS
-            spent = [(after - before) / _STEPS for after, before in zip(_spent(), self._before, strict=True)]
+            found = (time.perf_counter() - self._start) / self._steps
+            spent = [(after - before) / self._steps for after, before in zip(_spent(), self._before, strict=True)]
             logger.log(*comparison(found, self._planned_s, self._computing_s, *spent))
 
 
@@ -84,13 +94,9 @@ def _spent() -> tuple[float, float]:
 
 
 def comparison(found: float, planned: float, computing: float, waiting: float, coding: float) -> tuple[int, str]:
-    """The level and the text of what is logged, of seconds a step: found and planned, planned computing, and spent in ops."""
-    text = f"plan: a step takes {found:.3g} s, planned {planned:.3g} s"
-    if max(found / planned, planned / found) <= _OFF:
-        return logging.INFO, text
-    parts = {
-        "waiting for other ranks": (waiting, max(planned - computing, 0.0)),
-        "computing and coding": (max(found - waiting, 0.0), computing),
-    }
-    cause, (is_, was) = max(parts.items(), key=lambda part: abs(part[1][0] - part[1][1]))
-    return logging.WARNING, f"{text}: {cause} takes {is_:.3g} s, planned {was:.3g} (of it coding {coding:.3g})"
+    """The level and the text of what is logged, of seconds a step: found, planned, planned computing, and of ops."""
+    text = (
+        f"plan: a step takes {found:.3g} s, planned {planned:.3g}; its ops wait {waiting:.3g} s for other ranks, planned "
+        f"{max(planned - computing, 0):.3g}, and code {coding:.3g} s"
+    )
+    return logging.WARNING if max(found / planned, planned / found) > _OFF else logging.INFO, text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,9 @@ class Link:
     ranks_per_site: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("sites", "ranks_per_site"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"plan: {name}: expected 1 or more, got {value}")
-        if not 0 < self.rate < math.inf or not 0 <= self.round_trip_s < math.inf or not 0 <= self.loss < 1:
-            raise ValueError(
-                "plan: link: expected a rate above 0, a round trip of 0 or more, and a loss of 0 to under 1, got "
-                f"{self.rate:g} bytes/s, {self.round_trip_s:g} s and {self.loss:g}"
-            )
+        whole = min(self.sites, self.ranks_per_site) >= 1 and 0 < self.rate < math.inf
+        if not whole or not 0 <= self.round_trip_s < math.inf or not 0 <= self.loss < 1:
+            raise ValueError(f"plan: link: expected 1 or more, a rate above 0 and a loss of 0 to under 1, got {self}")
 
     @classmethod
     def of(cls, rate: str, sites: int, *, round_trip: str = "0ms", loss: float = 0.0, ranks_per_site: int = 1) -> Link:
@@ -59,24 +55,20 @@ class Link:
 
     @classmethod
     def measured(cls, path: str | Path) -> Link:
-        """Reads what `python -m torch_lowcomm doctor --json` wrote: the slowest pair of hosts, by its best address."""
+        """Reads what `python -m torch_lowcomm doctor --json` wrote: the slowest pair of hosts, both ways busy."""
         try:
             found: dict[str, Any] = json.loads(Path(path).read_text())
-            rows, hosts, ranks = found["rows"], int(found["hosts"]), int(found["ranks"])
+            hosts, ranks = int(found["hosts"]), int(found["ranks"])
+            rows = sorted((row for row in found["rows"] if row["both"]), key=lambda row: min(row["both"]))
+            best = {(row["from"], row["to"]): (min(row["both"]), row["rtt_us"]) for row in rows}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"plan: {path}: expected the JSON of `doctor --json`, got {error!r}") from None
-        best: dict[tuple[int, int], dict[str, Any]] = {}
-        for row in rows:
-            pair = (row["from"], row["to"])
-            if row["rates"] and (pair not in best or min(row["rates"]) > min(best[pair]["rates"])):
-                best[pair] = row
         if not best:
             raise ValueError(f"plan: {path}: expected a pair of hosts that reach each other, got none")
         if ranks % hosts:
             raise ValueError(f"plan: {path}: expected as many ranks on every host, got {ranks} on {hosts}")
-        slowest = min(best.values(), key=lambda row: min(row["rates"]))
-        rate = min(slowest["rates"]) * 1e6 / 8
-        return cls(hosts, rate, max(row["rtt_us"] for row in best.values()) / 1e6, 0.0, ranks // hosts)
+        rates, round_trips = zip(*best.values(), strict=True)
+        return cls(hosts, min(rates) * 1e6 / 8, max(round_trips) / 1e6, 0.0, ranks // hosts)
 
     @property
     def ranks(self) -> int:
@@ -88,13 +80,17 @@ class Link:
         """(W - 1)/W, what a site sends of a tensor that is gathered or scattered."""
         return (self.sites - 1) / self.sites
 
+    @property
+    def carried(self) -> float:
+        """The rate, or what lost segments leave of it: bytes a second."""
+        if not self.loss or not self.round_trip_s or _has_bbr():
+            return self.rate
+        return min(self.rate, FLOWS * 1.22 * SEGMENT_PAYLOAD / (self.round_trip_s * math.sqrt(self.loss)))
+
     def exchange_s(self, sent: float, *, round_trips: int = 1) -> float:
         """Seconds of an exchange in which each site sends and receives so many bytes."""
-        most = math.inf
-        if self.loss and self.round_trip_s and not _has_bbr():
-            most = FLOWS * 1.22 * SEGMENT_PAYLOAD / (self.round_trip_s * math.sqrt(self.loss))
         reached = max(_LEAST, _REACHED - _LESS * (math.log2(max(self.sites, 2)) - 1))
-        return sent / (min(self.rate, most) * reached) + round_trips * self.round_trip_s
+        return sent / (self.carried * reached) + round_trips * self.round_trip_s
 
     def all_reduce_s(self, coded: float) -> float:
         """Seconds of an all_reduce of a tensor that is so many bytes in codes: 2(W - 1)/W of them each way, in two exchanges."""
@@ -107,7 +103,8 @@ class Link:
 
 def _has_bbr() -> bool:
     path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-    return path.exists() and "bbr" in path.read_text().split()
+    asked = os.environ.get("LOWCOMM_CONGESTION") or "bbr"
+    return asked == "bbr" and path.exists() and "bbr" in path.read_text().split()
 
 
 def _parsed(pattern: re.Pattern[str], text: str, name: str, expected: str) -> float:

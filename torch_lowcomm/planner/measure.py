@@ -17,46 +17,52 @@ from torch_lowcomm.planner.training import Coding, Training
 INT4, INT8, GAUSS2, GAUSS4 = "sym4:bucket=128", "sym8:bucket=128", "gauss2", "gauss4:gain=1.011"
 W8, W6, W4, G8, G4 = (f"{name}:bucket=1024" for name in ("minmax8", "minmax6", "minmax4", "qsgd8", "qsgd4"))
 CODECS = (INT4, INT8, GAUSS2, GAUSS4, W8, W6, W4, G8, G4)  # of the ways that a plan compares
-STEPS, SAMPLE = 20, 1 << 22  # steps; elements of gradients that codecs are tried on
+STEPS, SAMPLE = 20, 1 << 22  # passes whose median counts; elements of gradients that codecs are tried on
 UPDATE_NS = 2.0  # a parameter: torch's AdamW on one core
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, steps: int = STEPS) -> Training:
+def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> Training:
     """Runs forward and backward passes of a model on a batch, and leaves its weights, buffers and gradients as they were.
+
+    On CPUs alone: times and memory of other devices are not known here.
 
     Args:
         model: Takes the batch: `model(*batch)` of a tuple or list, `model(**batch)` of a dict, else `model(batch)`.
-        batch: Of one rank. The first tensor's elements count as tokens where it holds integers, else its rows do.
+        batch: Of one rank. Its first tensor's elements count as tokens where it holds integers; else pipelines are not planned.
         loss: Makes a scalar of model and batch; None where the model's output is one, or has it as `.loss`, or first.
-        steps: Passes whose median counts, after two that do not.
 
     Raises:
-        ValueError: The output is no scalar, or no gradient is finite.
+        ValueError: The model trains nothing or is not on a CPU, the output is no scalar, or a gradient is not finite.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained or any(p.device.type != "cpu" for p in trained):
+        raise ValueError(
+            "plan: model: expected parameters that are trained, on a CPU, got none or others: pass a Training"
+        )
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     kept = [parameter.grad for parameter in trained]
     times: list[tuple[float, float]] = []
-    with torch.random.fork_rng():
-        for _ in range(steps + 2):
-            for parameter in trained:
-                parameter.grad = None
-            start = time.perf_counter()
-            value = _scalar(model, batch) if loss is None else loss(model, batch)
-            forward = time.perf_counter()
-            value.backward()
-            times.append((forward - start, time.perf_counter() - forward))
-    found = {id(p): p.grad for p in trained if p.grad is not None}
-    for parameter, gradient in zip(trained, kept, strict=True):
-        parameter.grad = gradient
-    with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
-    if not found:
-        raise ValueError("plan: model: expected parameters with gradients, got none")
+    try:
+        with torch.random.fork_rng():
+            for _ in range(STEPS + 2):
+                for parameter in trained:
+                    parameter.grad = None
+                start = time.perf_counter()
+                value = _scalar(model, batch, loss)
+                forward = time.perf_counter()
+                value.backward()
+                times.append((forward - start, time.perf_counter() - forward))
+        found = [p.grad for p in trained if p.grad is not None]
+    finally:
+        for parameter, gradient in zip(trained, kept, strict=True):
+            parameter.grad = gradient
+        for module, name, buffer, before in buffers:
+            module._buffers[name] = buffer.copy_(before)
     forward_s, backward_s = (statistics.median(part) for part in zip(*times[2:], strict=True))
-    blocks, count = blocks_of(model), sum(p.numel() for p in trained)
+    (path, blocks), count = blocks_of(model), sum(p.numel() for p in trained)
+    every = -(-count // SAMPLE)  # a sample from all gradients alike
+    sample = [g.detach().flatten()[::every].float() for g in found if not g.is_sparse]
     return Training(
         parameters=count,
         forward_s=forward_s,
@@ -66,7 +72,10 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, steps: in
         width=_width(blocks),
         layers=max(len(blocks), 1),
         matrices=[(p.shape[0], p[0].numel()) for p in trained if p.dim() > 1],
-        codings=codings(torch.cat([g.detach().flatten().float() for g in found.values()])[:SAMPLE]),
+        codings=codings(torch.cat(sample)),
+        bits=8 * statistics.mean(p.element_size() for p in trained),
+        blocks=path and f"model.{path}",
+        unused=len(found) < len(trained),
     )
 
 
@@ -88,19 +97,20 @@ def codings(sample: torch.Tensor | None = None, codecs: Sequence[str] = CODECS) 
     return found
 
 
-def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The list of modules that has the most parameters: a decoder's blocks. Empty where there is no list."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
-    return list(max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=[]))
+def blocks_of(model: nn.Module) -> tuple[str, Sequence[nn.Module]]:
+    """The name and the modules of the list of one type with the most parameters: a decoder's blocks; "" without a list."""
+    lists = [(name, list(m)) for name, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    alike = [(name, m) for name, m in lists if name and len(m) > 1 and len({type(one) for one in m}) == 1]
+    return max(alike, key=lambda found: sum(p.numel() for one in found[1] for p in one.parameters()), default=("", []))
 
 
-def _scalar(model: nn.Module, batch: Any) -> torch.Tensor:
-    named = isinstance(batch, Mapping)
+def _scalar(model: nn.Module, batch: Any, loss: Loss | None) -> torch.Tensor:
     several = batch if isinstance(batch, tuple | list) else [batch]
-    output = model(**batch) if named else model(*several)
+    call = loss or (lambda model, batch: model(**batch) if isinstance(batch, Mapping) else model(*several))
+    output = call(model, batch)
     value = getattr(output, "loss", output)
     value = value[0] if isinstance(value, tuple | list) else value
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(
             f"plan: model: expected a scalar loss of the batch, got {shape}: pass loss=lambda model, batch: …"
@@ -111,9 +121,7 @@ def _scalar(model: nn.Module, batch: Any) -> torch.Tensor:
 def _tokens(batch: Any) -> int:
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
     first = next((value for value in values if isinstance(value, torch.Tensor)), None)
-    if first is None or first.dim() == 0:
-        return 0
-    return len(first) if first.is_floating_point() else first.numel()
+    return 0 if first is None or first.is_floating_point() else first.numel()  # of activations nothing is known
 
 
 def _width(blocks: Sequence[nn.Module]) -> int:

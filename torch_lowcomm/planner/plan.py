@@ -20,7 +20,7 @@ from torch_lowcomm.planner.ways import Way, all_ways
 
 _HEADS = ("way", "s a step", "GB a day", "GB a rank", "loss", "range", "tokens", "net speed", "")
 _WIDTHS = (38, 10, 10, 11, 8, 16, 8, 11, 5)
-_WORTH = 1.05  # a gain below which nothing is recommended in place of exact training
+_WORTH, _SHORT = 1.05, 1.1  # a gain that is worth a code; a step of exact DDP that hardly waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Plan:
         max_loss: The largest factor on the loss that `best` may have.
         memory: Bytes that a rank has for parameters, gradients and the optimizer.
         total_tokens: Of the whole training, by which a factor on the loss becomes tokens.
-        fine_tuning: Whether `best` may be a way for a trained model whose samples come back.
     """
 
     training: Training
@@ -43,7 +42,6 @@ class Plan:
     max_loss: float
     memory: float
     total_tokens: float
-    fine_tuning: bool = False
 
     def tokens(self, way: Way) -> float:
         """How many times the tokens a way needs to come to the loss of exact training; infinity where it cannot."""
@@ -54,20 +52,16 @@ class Plan:
         return self.ways[0].step_s / (way.step_s * self.tokens(way))
 
     def fits(self, way: Way) -> bool:
-        """Whether a way has a known loss within `max_loss`, and its memory, and suits the training."""
-        suits = self.fine_tuning or not way.fine_tuning
-        return suits and way.loss.value <= self.max_loss and way.memory <= self.memory
+        """Whether a way has a known loss within `max_loss`, and its memory."""
+        return way.loss.value <= self.max_loss and way.memory <= self.memory
 
     @property
     def best(self) -> Way:
         """The fastest way that fits, or the first exact one to which it gains less than 5 %; a ValueError where none fits."""
         fitting = [way for way in self.ways if self.fits(way)]
         if not fitting:
-            least = min(self.ways, key=lambda way: way.memory)
-            raise ValueError(
-                f"plan: expected {self.memory / 2**30:.3g} GiB a rank to be enough for one way, got {least.memory / 2**30:.3g} "
-                f"GiB or more in all ({least.name} needs least)"
-            )
+            least = min((w for w in self.ways if w.loss.value <= self.max_loss), key=lambda way: way.memory)
+            raise ValueError(f"plan: expected {least.memory:.3g} bytes a rank for {least.name}, got {self.memory:.3g}")
         fastest = max(fitting, key=self.speed)
         near = [way for way in fitting if way.loss is loss.EXACT and _WORTH * self.speed(way) >= self.speed(fastest)]
         return near[0] if near else fastest
@@ -102,7 +96,10 @@ class Plan:
         exact = self.ways[0]
         why = f"a step of {exact.name} waits {max(0.0, 1 - self.training.step_s / exact.step_s):.0%} for the link"
         if best is exact:
-            return [f"Do not compress: {why}.", best.lines]
+            rest = (
+                "Do not compress" if exact.step_s < _SHORT * self.training.step_s else "No faster way fits the limits"
+            )
+            return [f"{rest}: {why}.", best.lines]
         first = f"{best.name}: {self.speed(best):.3g} times as fast to the same loss as {exact.name}; {why}. To paste:"
         smaller = (
             f"Losses are of models of the sizes above, and are not scaled to {self.training.parameters:.3g} parameters."
@@ -112,13 +109,14 @@ class Plan:
     def apply(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, way: str | None = None
     ) -> tuple[nn.Module, Any]:
-        """Makes the model and the optimizer train in a way of this plan; in a group of backend lowcomm, on all ranks.
+        """Makes the model and the optimizer train in a way of this plan, on all ranks of the default group. Collective.
 
-        After 100 steps rank 0 logs where steps are 20 % off the plan, and whether it is computing, coding or waiting.
+        Once, after 200 steps or four outer ones, rank 0 logs a step's seconds beside the plan's; where they are 20 % off, with
+        what takes longer. A step has one backward pass.
 
         Args:
             model: The planned one.
-            optimizer: Of its parameters; made for the sharded ones where None, as torch.optim.AdamW of its defaults.
+            optimizer: Of its parameters; None for torch.optim.AdamW of its defaults. With FSDP2 it goes on with the shards.
             way: A name of the table; None for the best that needs no stages. Rank 0's holds for all ranks.
 
         Returns:
@@ -127,14 +125,20 @@ class Plan:
         Raises:
             ValueError: The model or the world is not the planned one, or the way wants a model in stages.
         """
-        agreed = all_gather_json(self._named(way).name, None)[0]  # ranks have measured other seconds
-        return apply.apply(self.training, self.link, self._named(agreed), model, optimizer)
+        try:
+            mine, why = self._named(way).name, ""
+        except ValueError as error:
+            mine, why = "", str(error)
+        everyones = all_gather_json([mine, why])  # ranks have measured other seconds
+        if failed := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(everyones) if text]:
+            raise ValueError(failed[0])
+        return apply.apply(self.training, self.link, self._named(everyones[0][0]), model, optimizer)
 
     def _named(self, name: str | None) -> Way:
         if name is None:
             fitting = [way for way in self.ways if self.fits(way) and way.method in apply.METHODS]
             if not fitting:
-                raise ValueError("plan: apply: expected a way that fits and needs no stages, got none")
+                raise ValueError("plan: apply: expected a way of DDP, FSDP2 or DiLoCo that fits, got none")
             return self.best if self.best in fitting else max(fitting, key=self.speed)
         found = [way for way in self.ways if way.name == name]
         if not found:
@@ -163,17 +167,17 @@ def plan(
         max_loss: The largest factor on the loss of exact training, 1 or more.
         memory: Bytes of a rank; None for this machine's, shared by the ranks of a site.
         total_tokens: Of the whole training; None for 20 a parameter (Chinchilla).
-        fine_tuning: Whether the model is trained already and its samples come back.
+        fine_tuning: Whether the model is trained already, and its samples come back.
 
     Raises:
         ValueError: An argument is out of its range, or the module returns no scalar or gradients that are not finite.
     """
-    if max_loss < 1:
-        raise ValueError(f"plan: max_loss: expected 1 or more, got {max_loss}")
     training = model if isinstance(model, Training) else measure(model, batch, loss=loss)
     if memory is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / link.ranks_per_site
     total = 20.0 * training.parameters if total_tokens is None else total_tokens
-    if not 0 < total < math.inf or memory <= 0:
-        raise ValueError(f"plan: expected tokens and memory above 0, got {total:g} and {memory:g}")
-    return Plan(training, link, all_ways(training, link), max_loss, memory, total, fine_tuning)
+    if max_loss < 1 or not 0 < total < math.inf or memory <= 0:
+        got = f"{max_loss:g}, {total:g} and {memory:g}"
+        raise ValueError(f"plan: expected max_loss of 1 or more, and tokens and memory above 0, got {got}")
+    ways = [way for way in all_ways(training, link) if fine_tuning or not way.fine_tuning]
+    return Plan(training, link, ways, max_loss, memory, total)

@@ -61,15 +61,17 @@ class Times:
     gradient_bytes: Sequence[float]
 
 
-def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
+def step_s(
+    orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4, one_uplink: bool = False
+) -> float:
     """The seconds of a step among others: of several in a row (2 or more) at the first stage, without the first one.
 
-    Orders and times are by stage; of boundaries there is one fewer, and each direction of each is such a link. Orders that wait
-    for each other for ever are a ValueError.
+    Orders and times are by stage; of boundaries there is one fewer, and each direction of each is such a link, or, with
+    `one_uplink`, all that a stage sends. Orders that wait for each other for ever are a ValueError.
     """
     count = len(orders)
     down = [dataclasses.replace(link) for _ in range(count - 1)]
-    up = [dataclasses.replace(link) for _ in range(count - 1)]
+    up = [*down[1:], dataclasses.replace(link)] if one_uplink else [dataclasses.replace(link) for _ in down]
     program = [[(kind, step, i) for step in range(steps) for kind, i in one] for one in orders]
     clock, at = [0.0] * count, [0] * count
     arrived: dict[tuple[int, str, int, int], float] = {}

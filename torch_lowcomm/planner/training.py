@@ -30,9 +30,6 @@ class Coding:
     error: float | None = None
 
 
-EXACT = Coding(32.0, 0.0, 0.0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Training:
     """A model, and a step of one rank without communication.
@@ -45,6 +42,9 @@ class Training:
         layers: Blocks.
         matrices: (rows, columns) of the parameters of two dimensions or more, which factors replace.
         codings: Measured or assumed codecs, by text.
+        bits: Of a number of the parameters.
+        blocks: The list of blocks, as a line of Python has it; empty: there is none.
+        unused: Whether a step leaves parameters without a gradient.
     """
 
     parameters: int
@@ -56,10 +56,14 @@ class Training:
     layers: int = 1
     matrices: Sequence[tuple[int, int]] = ()
     codings: Mapping[str, Coding] = dataclasses.field(default_factory=dict)
+    bits: float = 32.0
+    blocks: str = "model.blocks"
+    unused: bool = False
 
     def __post_init__(self) -> None:
-        if self.parameters < 1:
-            raise ValueError(f"plan: parameters: expected 1 or more, got {self.parameters}")
+        for name, least in (("parameters", 1), ("tokens", 0), ("width", 0), ("layers", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"plan: {name}: expected {least} or more, got {value}")
         if not (self.forward_s > 0 and self.backward_s >= 0 and math.isfinite(self.step_s)):
             raise ValueError(f"plan: step: expected seconds above 0, got {self.forward_s:g} and {self.backward_s:g}")
 
@@ -82,8 +86,8 @@ class Training:
         return elements * self.coding(codec).ns * 1e-9
 
     def coding(self, codec: str | None) -> Coding:
-        """A codec's bits, seconds and error; `EXACT` for None."""
-        return EXACT if codec is None else self.codings[codec]
+        """A codec's bits, seconds and error; those of the parameters themselves for None."""
+        return Coding(self.bits, 0.0, 0.0) if codec is None else self.codings[codec]
 
 
 def ddp_s(of: Training, link: Link, codec: str | None = None, *, factors: int | None = None) -> tuple[float, float]:
@@ -97,7 +101,7 @@ def ddp_s(of: Training, link: Link, codec: str | None = None, *, factors: int | 
     size = count * coding.bits / 8 * (1 if codec else link.ranks_per_site)  # exact ops send a copy for each rank
     if link.sites < 2:
         return of.step_s, 0.0
-    buckets = 1 if factors is not None else max(1, math.ceil(4 * of.parameters / BUCKET))
+    buckets = 1 if factors is not None else max(1, math.ceil(of.bits / 8 * of.parameters / BUCKET))
     each = max(link.all_reduce_s(size / buckets), of.coding_s(codec, count / buckets))
     each += 2 * link.round_trip_s if factors is not None else 0.0
     sent_s = 0.0
@@ -114,7 +118,7 @@ def fsdp_s(of: Training, link: Link, weights: str | None, gradients: str | None)
     Returns:
         Seconds of a step, and bytes that a site sends in it.
     """
-    units = max(of.layers, 1)
+    units = of.layers
     copies = 1 if weights else link.ranks_per_site
     gather, scatter = (copies * of.coding(codec).bits / 8 * of.parameters / units for codec in (weights, gradients))
     gather_s = max(link.gather_s(gather), of.coding_s(weights, of.parameters / units))
@@ -175,6 +179,6 @@ def pipeline_s(of: Training, link: Link, forward_bits: float, backward_bits: flo
         *([numbers * bits / 8] * (stages - 1) for bits in (forward_bits, backward_bits)),
     )
     orders = [schedule.order("1F1B", stage, stages, micro, ahead=1) for stage in range(stages)]
-    way = schedule.Direction(link.rate, link.round_trip_s / 2)
+    way = schedule.Direction(link.carried, link.round_trip_s / 2)
     sent = numbers * micro * (forward_bits + backward_bits * (stages > 2)) / 8
-    return schedule.step_s(orders, times, way) + of.update_s / stages, sent
+    return schedule.step_s(orders, times, way, one_uplink=True) + of.update_s / stages, sent

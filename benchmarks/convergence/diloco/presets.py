@@ -54,7 +54,8 @@ DRAWN = ("all_reduce", "DiLoCo", "DiLoCo, gauss2", "H=5 continue", "SparseLoCo",
 
 def open_diloco(outer_steps: int, steps: int) -> Configuration:
     """OpenDiLoCo with that many outer steps, the last of them at the end."""
-    return Configuration(outer=presets.opendiloco(sync_every=steps // outer_steps))
+    fp16 = {"codec": "fp16", "error_feedback": False}
+    return Configuration(outer=presets.diloco(sync_every=steps // outer_steps) | fp16)
 
 
 def cocktail(keep: float, stride: int = 10) -> Configuration:

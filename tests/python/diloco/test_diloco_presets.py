@@ -28,7 +28,6 @@ def _muon(model):
     ("name", "given"),
     [
         ("diloco", {}),
-        ("opendiloco", {}),
         ("streaming", {"fragments": 2, "fragment_sync_delay": 1}),
         ("diloco_x", {}),
         ("diloco_x", {"rank": 8, "sync_warmup": 1}),
@@ -82,7 +81,6 @@ def test_muon_goes_on_from_its_state():
 # By preset the numbers of its paper: H, mode, γ, μ, bits an element.
 PUBLISHED = {
     "diloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": None},
-    "opendiloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "fp16"},
     "streaming": {"fragment_update_alpha": 0.5, "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "sym4:bucket=128"},
     "diloco_x": {"sync_every": 125, "mode": "continue", "codec": "sym4:bucket=128", "error_feedback": True},
     "sparse_loco": {"outer_momentum": 0.0, "codec": "topk:keep=0.02,values=mid2", "error_feedback": True},

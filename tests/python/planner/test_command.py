@@ -44,9 +44,9 @@ def planned(*words, cwd=None):
 def test_a_script_and_a_measured_link(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "parts.py").write_text("WIDTH = 64\n")
-    rows = [{"from": a, "to": 1 - a, "by": "eth0", "rates": [90.0 - 10 * a, 95.0], "rtt_us": 40e3} for a in (0, 1)]
-    rows.append({"from": 0, "to": 1, "by": "slow", "rates": [5.0, 5.0], "rtt_us": 40e3})
-    rows.append({"from": 1, "to": 0, "by": "none", "rates": [], "rtt_us": 0.0})
+    rows = [{"from": a, "to": 1 - a, "by": "eth0", "both": [90.0 - 10 * a, 95.0], "rtt_us": 40e3} for a in (0, 1)]
+    rows.append({"from": 0, "to": 1, "by": "slow", "both": [5.0, 5.0], "rtt_us": 40e3})
+    rows.append({"from": 1, "to": 0, "by": "none", "both": [], "rtt_us": 0.0})
     (tmp_path / "link.json").write_text(json.dumps({"ranks": 4, "hosts": 2, "rows": rows}))
     status, said = planned("train.py:build", "--link", "link.json", cwd=tmp_path)
     assert status == 0 and "exact DDP" in said and "error of codecs on the model's gradients: sym4:bucket=128" in said
@@ -54,7 +54,7 @@ def test_a_script_and_a_measured_link(tmp_path):
 
 
 def test_numbers():
-    status, said = planned(*NUMBERS, "--rate", "100mbit", "--sites", 4, "--tokens", 512, "--width", 384)
+    status, said = planned(*NUMBERS, "--rate", "100mbit", "--sites", 4, "--tokens", 512, "--width", 384, "--layers", 6)
     assert status == 0 and "pipeline, 4 bits" in said and "DDP, rank 4" in said, said
     status, said = planned(*NUMBERS, "--rate", "10mbit/100mbit", "--max-loss", 1.0)
     assert status == 0 and "pipeline" not in said, said
@@ -71,8 +71,10 @@ def test_numbers():
             [*NUMBERS, "--link", "absent.json"],
             "absent.json: expected the JSON of `doctor --json`, got FileNotFoundError",
         ),
-        ([*NUMBERS, "--rate", "1gbit", "--memory", "1e6"], "expected 0.000931 GiB a rank to be enough for one way"),
-        (["absent.py:build", "--rate", "1gbit"], "absent.py: "),
+        ([*NUMBERS, "--rate", "1gbit", "--memory", "1e6"], "bytes a rank for "),
+        (["absent.py:build", "--rate", "1gbit"], "absent.py'"),
+        ([*NUMBERS, "--link", "x", "--rtt", "1ms"], "expected no --rtt beside --link, which has it"),
+        (["--parameters", "inf", "--step-seconds", "1", "--rate", "1gbit"], "cannot convert float infinity"),
         (["train.py", "--rate", "1gbit"], "expected SCRIPT.py:FUNCTION, got 'train.py'"),
         (["train.py:none", "--rate", "1gbit"], "expected a function that returns (module, batch), got NoneType"),
         (["train.py:other", "--rate", "1gbit"], "expected a function that returns (module, batch), got int"),
@@ -88,11 +90,11 @@ def test_mistakes(tmp_path, words, said):
 def test_links_that_cannot_be_planned(tmp_path):
     for content, said in (
         (
-            {"ranks": 3, "hosts": 2, "rows": [{"from": 0, "to": 1, "rates": [9.0], "rtt_us": 1}]},
+            {"ranks": 3, "hosts": 2, "rows": [{"from": 0, "to": 1, "both": [9.0], "rtt_us": 1}]},
             "as many ranks on every host",
         ),
         (
-            {"ranks": 2, "hosts": 2, "rows": [{"from": 0, "to": 1, "rates": [], "rtt_us": 0}]},
+            {"ranks": 2, "hosts": 2, "rows": [{"from": 0, "to": 1, "both": [], "rtt_us": 0}]},
             "a pair of hosts that reach",
         ),
         ({"ranks": 2}, "expected the JSON of `doctor --json`"),
