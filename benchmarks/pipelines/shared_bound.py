@@ -1,4 +1,4 @@
-"""As lc.planner's schedule.py, for hosts in a lab: a stage sends activations and gradients by one link, which two streams share evenly."""
+"""As torch_lowcomm/planner/schedule.py, for hosts in a lab: one link for both of a stage's streams, which share it evenly."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Host:
 
 
 def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
-    """The seconds of a step among others, as schedule.step_s(), where each stage sends both ways by one link. A message that begins
-    while the other stream has one takes half of the rate from then on.
+    """The seconds of a step among others, as schedule.step_s(), where each stage sends both ways by one link. A message that
+    begins while the other stream has one takes half of the rate from then on.
     """
     count = len(orders)
     hosts = [Host(link, (collections.deque(), collections.deque())) for _ in range(count)]

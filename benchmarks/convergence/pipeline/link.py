@@ -1,8 +1,8 @@
 """Seconds a step of the runs of `convergence aq` and `aq_replicas` on links, and to the same loss.
 
-A step is its schedule's, simulated by torch_lowcomm/planner/schedule.py: with the times of this machine's stages, measured here, and with those
-of the paper's pipeline; messages have the bits that the runs have sent, first visits and frames included. Coding costs no time.
-Replicas average behind the step, each byte by the same link.
+A step is its schedule's, simulated by torch_lowcomm/planner/schedule.py: with the times of this machine's stages, measured here,
+and with those of the paper's pipeline; messages have the bits that the runs have sent, first visits and frames included. Coding
+costs no time. Replicas average behind the step, each byte by the same link.
 """
 
 from __future__ import annotations

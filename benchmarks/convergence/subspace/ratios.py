@@ -1,7 +1,7 @@
 """Loss after as many seconds on a slow link: the runs of the part `ratios` of `convergence subspace`, and a table of who wins.
 
-A step is GPipe's, simulated by torch_lowcomm/planner/schedule.py with the times of a stage of each kind, measured on this machine, and of
-one that computes FASTER times as fast; messages have the bytes that the runs have sent. Coding costs no time.
+A step is GPipe's, simulated by torch_lowcomm/planner/schedule.py with the times of a stage of each kind, measured on this
+machine, and of one that computes FASTER times as fast; messages have the bytes that the runs have sent. Coding costs no time.
 """
 
 from __future__ import annotations
