@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 import time
-from collections import defaultdict
 
 from torch._C._distributed_c10d import Store
 
@@ -58,7 +57,7 @@ class Channel:
         self._lock = threading.Lock()
         self._come = self._number = 0
         self._delivered: dict[int, threading.Event] = {}
-        self._messages: dict[int, queue.SimpleQueue[bytes | None]] = defaultdict(queue.SimpleQueue)
+        self._messages: dict[int, queue.SimpleQueue[bytes | None]] = {}
         self._offered: dict[int, int] = {}  # tags, by number
         self._ended = threading.Event()
         for part in (self._read, self._beat):
@@ -80,11 +79,18 @@ class Channel:
             ConnectionError: The channel has ended.
             queue.Empty: None has come within the deadline.
         """
-        message = self._messages[tag].get(timeout=DEADLINE_S)
+        waiting = self._of(tag)
+        if self._ended.is_set():
+            waiting.put(None)  # behind what has come before the end
+        message = waiting.get(timeout=DEADLINE_S)
         if message is None:
-            self._messages[tag].put(None)
+            waiting.put(None)
             raise ConnectionError("the channel has ended")
         return message
+
+    def _of(self, tag: int) -> queue.SimpleQueue[bytes | None]:
+        """The queue of a tag: one for both threads, which a defaultdict would not promise."""
+        return self._messages.setdefault(tag, queue.SimpleQueue())
 
     def close(self) -> None:
         """Ends the channel: the peer gets a piece that says so."""
@@ -135,7 +141,7 @@ class Channel:
             if kind == OFFERED:
                 self._offered[number] = tag
             if kind in (MESSAGE, BODY):
-                self._messages[tag if kind == MESSAGE else self._offered.pop(number)].put(data)
+                self._of(tag if kind == MESSAGE else self._offered.pop(number)).put(data)
             if kind in (MESSAGE, BODY, OFFERED):
                 with self._lock:
                     self._write(record(WANTED if kind == OFFERED else DELIVERED, 0, number, 0))
