@@ -23,9 +23,7 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> Training:
-    """Runs forward and backward passes of a model on a batch, and leaves its weights, buffers and gradients as they were.
-
-    On CPUs alone: times and memory of other devices are not known here.
+    """Runs forward and backward passes of a model on a CPU, and leaves its weights, buffers and gradients as they were.
 
     Args:
         model: Takes the batch: `model(*batch)` of a tuple or list, `model(**batch)` of a dict, else `model(batch)`.
@@ -37,9 +35,7 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> Traini
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained or any(p.device.type != "cpu" for p in trained):
-        raise ValueError(
-            "plan: model: expected parameters that are trained, on a CPU, got none or others: pass a Training"
-        )
+        raise ValueError("plan: model: expected parameters that are trained, on a CPU, got others: pass a Training")
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     kept = [parameter.grad for parameter in trained]
     times: list[tuple[float, float]] = []
@@ -72,7 +68,7 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> Traini
         width=_width(blocks),
         layers=max(len(blocks), 1),
         matrices=[(p.shape[0], p[0].numel()) for p in trained if p.dim() > 1],
-        codings=codings(torch.cat(sample)),
+        codings=codings(torch.cat(sample) if sample else None),
         bits=8 * statistics.mean(p.element_size() for p in trained),
         blocks=path and f"model.{path}",
         unused=len(found) < len(trained),
@@ -112,9 +108,7 @@ def _scalar(model: nn.Module, batch: Any, loss: Loss | None) -> torch.Tensor:
     value = value[0] if isinstance(value, tuple | list) else value
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ValueError(
-            f"plan: model: expected a scalar loss of the batch, got {shape}: pass loss=lambda model, batch: …"
-        )
+        raise ValueError(f"plan: model: expected a scalar loss of the batch, got {shape}: pass loss=")
     return value
 
 

@@ -96,14 +96,10 @@ class Plan:
         exact = self.ways[0]
         why = f"a step of {exact.name} waits {max(0.0, 1 - self.training.step_s / exact.step_s):.0%} for the link"
         if best is exact:
-            rest = (
-                "Do not compress" if exact.step_s < _SHORT * self.training.step_s else "No faster way fits the limits"
-            )
-            return [f"{rest}: {why}.", best.lines]
+            is_short = exact.step_s < _SHORT * self.training.step_s
+            return [f"{'Do not compress' if is_short else 'No faster way fits the limits'}: {why}.", best.lines]
         first = f"{best.name}: {self.speed(best):.3g} times as fast to the same loss as {exact.name}; {why}. To paste:"
-        smaller = (
-            f"Losses are of models of the sizes above, and are not scaled to {self.training.parameters:.3g} parameters."
-        )
+        smaller = f"Losses are of models of the sizes above, not scaled to {self.training.parameters:.3g} parameters."
         return [first, best.lines, smaller]
 
     def apply(
@@ -111,8 +107,8 @@ class Plan:
     ) -> tuple[nn.Module, Any]:
         """Makes the model and the optimizer train in a way of this plan, on all ranks of the default group. Collective.
 
-        Once, after 200 steps or four outer ones, rank 0 logs a step's seconds beside the plan's; where they are 20 % off, with
-        what takes longer. A step has one backward pass.
+        Once, after 200 steps or four outer ones, rank 0 logs a step's seconds beside the plan's, and how long ops waited and
+        coded; as a warning where a step is 20 % off. A step has one backward pass.
 
         Args:
             model: The planned one.

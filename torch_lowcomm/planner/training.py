@@ -37,7 +37,7 @@ class Training:
     Attributes:
         parameters: Trained numbers.
         forward_s, backward_s, update_s: Seconds of the parts of a step.
-        tokens: Of a rank's batch; tokens of sequences, or samples. 0: not known, and pipelines are not planned.
+        tokens: Of a rank's batch; 0: not known, and pipelines are not planned.
         width: Of the residual stream between blocks; 0: not known, and pipelines are not planned.
         layers: Blocks.
         matrices: (rows, columns) of the parameters of two dimensions or more, which factors replace.

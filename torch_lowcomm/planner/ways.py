@@ -15,6 +15,7 @@ from torch_lowcomm.planner.training import Training, ddp_s, fsdp_s, outer_s, pip
 STAGES = 64  # at most: each is simulated
 INTERVALS = (20, 100, 500)
 _FRAMES = 0.02  # bits an element of a pipeline's message that headers take
+_UNUSED = ", find_unused_parameters=True"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def all_ways(of: Training, link: Link) -> list[Way]:
 
 def _ddp(of: Training, link: Link) -> Iterator[Way]:
     memory = _optimizer(of)
-    wrap = f"model = DistributedDataParallel(model{', find_unused_parameters=True' * of.unused})"
+    wrap = f"model = DistributedDataParallel(model{_UNUSED * of.unused})"
     step_s, sent = ddp_s(of, link)
     yield Way("exact DDP", "ddp", step_s, sent, memory, loss.EXACT, wrap)
     for name, codec, rank, curve in (
@@ -92,7 +93,10 @@ def _outer(of: Training, link: Link) -> Iterator[Way]:
     if link.ranks_per_site > 1:
         shape = f'({link.sites}, {link.ranks_per_site}), mesh_dim_names=("sites", "replicas")'
         site, mesh = f'mesh = init_device_mesh("cpu", {shape})\n', ", mesh=mesh"
-        site += 'model = DistributedDataParallel(model, process_group=mesh.get_group("replicas"))\n'
+        site += (
+            'model = DistributedDataParallel(model, process_group=mesh.get_group("replicas")'
+            + f"{_UNUSED * of.unused})\n"
+        )
     for every in INTERVALS:
         price = loss.product(loss.sites(of.parameters, link.sites), loss.interval(of.parameters, link.sites, every))
         for name, options, curve, extra in (
@@ -113,6 +117,7 @@ def _outer(of: Training, link: Link) -> Iterator[Way]:
 def _pipelines(of: Training, link: Link) -> Iterator[Way]:
     memory = _optimizer(of) / link.ranks
     stage = "stage = lc.pipeline.Stage(module, index, ranks, device"
+    schedule = f"schedule = lc.pipeline.Schedule1F1B(stage, {8 * link.ranks}, loss_fn=loss_fn, ahead=1)"
     for name, forward, backward, curve, cache in (
         ("pipeline, exact", None, None, "", ""),
         ("pipeline, 4 bits", "gauss4", "gauss4", "DirectQ gauss4/gauss4", ""),
@@ -121,7 +126,7 @@ def _pipelines(of: Training, link: Link) -> Iterator[Way]:
         bits = [of.bits if codec is None else float(codec[-1]) + 0.1 for codec in (forward, backward)]
         step_s, sent = pipeline_s(of, link, *(b + _FRAMES for b in bits))
         options = {"forward": forward, "backward": backward} if forward else {}
-        lines = f"{stage}{', ' * bool(options)}{_arguments(options)}{cache})"
+        lines = f"{stage}{', ' * bool(options)}{_arguments(options)}{cache})\n{schedule}"
         price = loss.measured("aq_sgd", curve) if curve else loss.EXACT
         yield Way(name, "pipeline", step_s, sent, memory, price, lines, options, fine_tuning=bool(cache))
     rank = max(of.width // 8, 1)
@@ -129,7 +134,7 @@ def _pipelines(of: Training, link: Link) -> Iterator[Way]:
     lines = (
         f"model = lc.subspace.constrain(model, rank={rank})\n"
         "stage = lc.pipeline.Stage(lc.subspace.cut(model, index, ranks), index, ranks, device)\n"
-        "optimizer = lc.SubspaceAdamW(stage.submod, lr=lr)"
+        f"optimizer = lc.SubspaceAdamW(stage.submod, lr=lr)\n{schedule}"
     )
     price = loss.measured("subspace", "constrained, 32")
     yield Way("subspace, d / 8", "subspace", step_s, sent, memory, price, lines, {"rank": rank})

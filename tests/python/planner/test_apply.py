@@ -78,6 +78,17 @@ def test_what_is_refused(r):
     dist.barrier()
 
 
+@pytest.mark.on("pair", group={})
+def test_a_parameter_without_a_gradient(r):
+    model = Decoder()
+    model.spare = torch.nn.Parameter(torch.zeros(3))
+    plan, batch = planned(r, model)
+    model, optimizer = plan.apply(model, way="DDP, 4 bits")
+    for _ in range(3):  # DDP by itself fails in the second step
+        model(*batch).backward()
+        optimizer.step()
+
+
 @pytest.mark.on("quad", group={})
 def test_sites_of_two_ranks_are_sites(r):
     """Two sites of two ranks, under DDP inside: a site's message is that of its two ranks together."""
