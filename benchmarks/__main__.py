@@ -14,11 +14,11 @@ PROGRAMS = {
     "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),
     "planned": ("planned", "whether lc.plan predicts the seconds of the other results' rows"),
     "diloco_lab": ("diloco.lab", "outer loops on slow links next to torchft's, with their losses; as root"),
+    "diloco_late": ("diloco.late", "what a site that stands still costs the others, with a quorum; as root"),
     "pipelines": ("pipelines.cli", "seconds of a pipeline's step on slow links, next to torch's stages; as root"),
     "stable_rank": ("subspace.stable_rank", "how low the rank of a pretrained decoder's projections and gradients is"),
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),
-    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay"),
     "seed_replay_smollm2": ("seed_replay.smollm2", "SmolLM2 tuned by seed replay and by back-propagation under ddp"),
     "seed_replay_cost": (
         "seed_replay.cost",

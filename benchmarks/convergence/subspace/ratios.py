@@ -13,8 +13,8 @@ from typing import Any
 import model
 from linklab.link import goodput_bits
 from subspace import stage_seconds
+from subspace.stage_seconds import StageSeconds
 from subspace.target_steps import loss_at
-from subspace.wan import StageSeconds
 from tables import Columns
 
 from convergence.subspace.presets import BY_SECONDS

@@ -16,18 +16,6 @@ from links import ENV, expect_labs
 
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
 TEXT = "It is what it is, and it is not what it was. " * 200
-# `nanogpt_wan` takes the runs that `convergence subspace` has trained.
-LOSSES = {"free": 6.0, "constrained, 32": 6.3, "1 bit of all": 6.6}
-CURVES = [
-    {
-        "name": name,
-        "seed": 0,
-        "step": [20, 40, 60, 80, 100],
-        "loss": [first - i for i in range(5)],
-        "validation": first - 4,
-    }
-    for name, first in LOSSES.items()
-]
 # What a method of `convergence` is given, and how many gates its quick form has.
 CONVERGENCE = {
     "aq": ([], 8),
@@ -45,7 +33,7 @@ CONVERGENCE = {
 # Programs on links and of times: how fast their cases are is the benchmark's to judge, so a gate on seconds may fail here.
 OTHERS = {  # with what holds its rows
     "diloco_lab": ("links", []),
-    "nanogpt_wan": ("winners", ["--curves", "curves.json"]),  # it has no gates
+    "diloco_late": ("rows", []),
     "pipelines": ("links", ["--only", "100mbit", "--repetitions", "1"]),
     "seed_replay_cost": ("steps", ["--only", "time"]),
     "subspace_links": ("settings", []),
@@ -55,7 +43,6 @@ OTHERS = {  # with what holds its rows
 def run(folder, *words, statuses=(0,)):
     """Runs a program's quick form in `folder`; returns the JSON that it writes and what it prints."""
     (folder / "text.txt").write_text(TEXT)
-    (folder / "curves.json").write_text(json.dumps({"curves": CURVES}))
     command = [sys.executable, str(BENCHMARKS), *words, "--quick", "--json", "result.json"]
     env = {**os.environ, **ENV, "OMP_NUM_THREADS": "1"}
     status, out, err = ranks.run_command(command, env=env, deadline_s=600, cwd=folder)
@@ -86,7 +73,7 @@ def test_others(tmp_path, program):
     rows, options = OTHERS[program]
     content, printed = run(tmp_path, program, *options, statuses=(0, 1))
     # The quick gates of diloco_lab are next to torchft.
-    assert content[rows] and (content["gates"] or program == "nanogpt_wan" or content.get("torchft") == "absent")
+    assert content[rows] and (content["gates"] or content.get("torchft") == "absent")
     for gate in content["gates"]:
         assert re.search(rf"^{'PASS' if gate['pass'] else 'FAIL'}  {re.escape(gate['name'])} ", printed, re.MULTILINE)
 
