@@ -34,6 +34,7 @@ DiLoCoXOptions optionsOf(const py::dict& given) {
   reader.take("projection_codec", o.projection);
   reader.take("sync_every", o.sync_every);
   reader.take("sync_seconds", o.sync_seconds);
+  reader.take("quorum", o.quorum);
   reader.take("fragments", o.fragments);
   reader.take("fragment_sync_delay", o.delay);
   reader.take("fragment_update_alpha", o.alpha);
@@ -82,6 +83,8 @@ py::dict reportOf(const OuterReport& report) {
   entry["total_sent_bytes"] = report.total_sent_bytes;
   entry["taken_bytes"] = report.taken_bytes;
   entry["taken_s"] = report.taken_s;
+  entry["late_samples"] = report.late_samples;
+  entry["dropped_samples"] = report.dropped_samples;
   entry["stripes"] = report.stripes;
   entry["stripe_elements"] = report.stripe_elements;
   entry["waited_s"] = report.waited_s;
@@ -135,6 +138,8 @@ void bindDiLoCoX(py::module_& m) {
       .def_property_readonly("agreed", &DiLoCoX::agreed)
       .def_property_readonly("stripes", &DiLoCoX::stripes)
       .def_property_readonly("steps", &DiLoCoX::steps)
+      .def_property_readonly("begun", [](const DiLoCoX& d) { return d.place().begun.load(); })
+      .def_property_readonly("awaited", [](const DiLoCoX& d) { return d.place().awaited.load(); })
       .def(
           "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
       .def(

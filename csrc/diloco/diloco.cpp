@@ -58,8 +58,8 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
       buffer_options_(averaging(options_)),
       groups_(std::move(stripes)),
       clock_(options_, site.ranks),
-      adaptation_(options_),
-      formed_(!groups_.empty()) {
+      adaptation_(options_) {
+  history_.formed = !groups_.empty();
   std::exception_ptr mistake;
   const auto attempt = [&](const auto& f) {
     try {
@@ -104,6 +104,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     std::rethrow_exception(mistake);
   }
   agree(/*values=*/true);
+  history_.join(groups_);
 }
 
 void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
@@ -145,7 +146,7 @@ OuterReport DiLoCoX::report() const {
 }
 
 bool DiLoCoX::step(double samples) {
-  if (!formed_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
+  if (!history_.formed) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
   if (!(samples > 0) || std::isinf(samples))
     throw ValueError("DiLoCoX: step: samples: expected a number above 0, got " + std::to_string(samples));
   clock_.stepMade();
@@ -154,7 +155,7 @@ bool DiLoCoX::step(double samples) {
   bool any = false;
   try {
     for (FragmentSchedule& s : fragments_)
-      s.samples += samples;
+      s.trained += {samples, 1};
     const std::vector<bool> due = clock_.due(fragments_);
     for (size_t f = 0; f < fragments_.size(); ++f) {
       FragmentSchedule& s = fragments_[f];
@@ -184,22 +185,30 @@ bool DiLoCoX::step(double samples) {
 // first, in the same pass over memory; one that training waits for takes it at once.
 void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
-  const double samples = std::exchange(s.samples, 0), weight = options_.sync_seconds > 0 ? samples : 0;
+  const Trained trained = std::exchange(s.trained, {});
+  // With a quorum by samples, and by samples a step once more: steps of larger batches are worth more each (Decoupled
+  // DiLoCo, arXiv 2604.21428).
+  const double weight = options_.sync_seconds > 0 ? trained.samples
+                        : options_.quorum > 0     ? trained.samples * trained.samples / trained.steps
+                                                  : 0;
   const bool waits = options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup;
   const auto eachStripe = [&](const auto& send) {
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
       vote_->keepError([&] { send(s.stripes[stripe], *groups_[stripe]); });
   };
-  s.sent_samples += samples;
+  s.sent_trained += trained;
+  if (!s.buffers) ++place_.begun;
   if (s.under_way) {
     waitForAverage(s);
-    s.sent_samples = samples;
+    s.sent_trained = trained;
+    s.message = place_.begun;
     eachStripe([&](Fragment& stripe, OpQueue& group) { stripe.applyAndSend(group, number, weight); });
     s.model.spread(s.number);
     if (!s.buffers) startCheck();
   } else {
     eachStripe([&](Fragment& stripe, OpQueue& group) { stripe.send(group, number, /*marks=*/!waits, weight); });
     s.under_way = true;
+    s.message = place_.begun;
     if (waits) {
       waitForAverage(s);
       applyAverage(s, Move::whole);
@@ -222,6 +231,7 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
 
 // Waits for the averages of all stripes, on this rank and on the others of its site.
 void DiLoCoX::waitForAverage(FragmentSchedule& s) {
+  const Awaiting awaiting(place_, s.message);
   EffectiveRanks effective;
   std::exception_ptr error;
   const auto start = Clock::now();
@@ -252,7 +262,7 @@ void DiLoCoX::applyAverage(FragmentSchedule& s, Move move) {
   for (Fragment& stripe : s.stripes)
     stripe.apply(move);
   s.under_way = false;
-  s.sent_samples = 0;
+  s.sent_trained = {};
   s.apply_at = -1;
   s.model.spread(s.number);
   if (!s.buffers) startCheck();
@@ -285,76 +295,18 @@ void DiLoCoX::setRanks() {
 // After an outer step was applied, every so often: compares the ranks' θ̄ on the control lane. The answer is waited for
 // when all that was queued before it has come: on all ranks at the same step.
 void DiLoCoX::startCheck() {
-  ++applied_;
-  for (; !checks_.empty() && checks_.front().first + options_.fragments <= applied_; checks_.pop_front())
+  ++history_.applied;
+  for (; !checks_.empty() && checks_.front().first + options_.fragments <= history_.applied; checks_.pop_front())
     vote_->keepError([&] { checks_.front().second.wait(); });
-  if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
+  if (options_.check_every == 0 || history_.applied % options_.check_every != 0) return;
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
     vote_->keepError([&] {
-      KeyValues description{
-          {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(checksum(stripe))}}};
-      checks_.emplace_back(applied_, Ticket(*groups_[stripe], "DiLoCoX check", 1,
-                                            [description](OpContext& op) { lowcomm::agree(op, description); }));
+      KeyValues description{{{"outer step", std::to_string(history_.applied)},
+                             {"outer parameters' checksum", std::to_string(checksum(stripe))}}};
+      checks_.emplace_back(history_.applied, Ticket(*groups_[stripe], "DiLoCoX check", 1,
+                                                    [description](OpContext& op) { lowcomm::agree(op, description); }));
     });
   }
-}
-
-// Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again, as its samples
-// do.
-void DiLoCoX::giveUp() {
-  for (FragmentSchedule& s : fragments_) {
-    for (Fragment& stripe : s.stripes)
-      stripe.drop();
-    if (s.under_way) s.samples += std::exchange(s.sent_samples, 0);
-    s.under_way = false;
-    s.apply_at = -1;
-    if (s.send_at <= clock_.steps) clock_.start(s);
-  }
-  // With an interval by the clock, sites could disagree about the next fragment: some ended this interval by their
-  // limit of steps.
-  if (options_.sync_seconds > 0) clock_.startAll(fragments_);
-  checks_.clear();
-  vote_->forgetError();
-}
-
-// Applies what is under way, and waits until every rank has: a rank that closed its connections before would take from
-// the others what they have not read yet.
-void DiLoCoX::leaveGroups(Move move) {
-  try {
-    for (FragmentSchedule& s : fragments_) {
-      if (s.under_way) {
-        s.model.collect(s.number);
-        waitForAverage(s);
-        applyAverage(s, move);
-      } else if (options_.mode != OuterMode::sync) {
-        voteOnAverage(s, {}, nullptr);
-      }
-    }
-    for (; !checks_.empty(); checks_.pop_front())
-      vote_->keepError([&] { vote_->await(checks_.front().second); });
-    vote_->onErrors(clock_.steps);
-  } catch (...) {
-    giveUp();
-    throw;
-  }
-  KeyValues description{{{"outer step", std::to_string(applied_)}}};
-  for (const std::shared_ptr<OpQueue>& group : groups_) {
-    vote_->keepError([&] {
-      Ticket op(*group, "DiLoCoX: leaving the group", 1,
-                [description](OpContext& context) { lowcomm::agree(context, description); });
-      vote_->await(op);
-    });
-  }
-  vote_->onErrors(clock_.steps);
-}
-
-void DiLoCoX::quiesce() {
-  leaveGroups(Move::keeping);
-}
-
-void DiLoCoX::finish() {
-  leaveGroups(Move::whole);
-  restore();
 }
 
 void DiLoCoX::restore() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "diloco/diloco_options.h"
+#include "diloco/handover.h"
 #include "diloco/interval_clock.h"
 #include "diloco/site_model.h"
 #include "diloco/site_vote.h"
@@ -30,6 +32,8 @@ struct OuterReport {
   std::vector<int> stripes;              // those that this rank carries
   uint64_t taken_bytes = 0;              // of outer state, that this rank took from others at the last regroup()
   double taken_s = 0;                    // that taking it lasted, waits for the others included
+  double late_samples = 0;               // of this site, trained without the others, that count in its next average
+  double dropped_samples = 0;            // of this site, in parameters that gave way to other sites' at a regroup()
   double waited_s = 0;                   // for that average to come: what of its way was not hidden
   double total_waited_s = 0;             // for all averages, buffers' too
   double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
@@ -42,6 +46,21 @@ struct OuterProgress {
   double step_s = 0;                                                // of an inner step; 0: not known
   std::vector<int64_t> sent;                                        // outer steps, by fragment
   std::vector<double> effective_ranks;                              // r'_t of all outer steps
+};
+
+// Where a loop is, for a thread that looks whether it waits for a late site. A site is late for an outer step if it has
+// begun fewer.
+struct OuterPlace {
+  std::atomic<int64_t> begun = 0;    // outer steps of this group, of all fragments
+  std::atomic<int64_t> awaited = 0;  // the one whose average the loop waits for now; 0 while it waits for none
+};
+
+// Names the outer step that is waited for, as long as it lives.
+struct Awaiting {
+  Awaiting(OuterPlace& place, int64_t step) : place(place) { place.awaited = step; }
+  ~Awaiting() { place.awaited = 0; }
+
+  OuterPlace& place;
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -77,8 +96,6 @@ class DiLoCoX {
   DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
 
-  DiLoCoX(const DiLoCoX&) = delete;  // members refer to options_
-
   // Replaces the constructor on a rank that cannot construct one for a reason of its own: tells the other ranks, which
   // throw.
   static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
@@ -106,9 +123,12 @@ class DiLoCoX {
   // is sent (not in report().memory), and what they have trained since their last outer step counts in the next. A
   // later call that waits throws there what becomes of the handover. Those behind leave out about as many inner steps
   // as the others have made meanwhile, which steps() counts. Residuals stay each rank's own.
-  // Where another site or the network fails, no rank of the site has taken anything.
-  // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
-  // constructor, except for parameters' values, which may differ.
+  //
+  // With a quorum a site that is behind keeps what it has trained since its last outer step, for its next average,
+  // unless that is in an average of the others already; and where none is behind, the next inner step ends the
+  // interval. Where another site or the network fails, no rank of the site has taken anything. Collective over the new
+  // groups, whose ranks need not be those of the old ones, and over the site. Throws as the constructor, except for
+  // parameters' values, which may differ.
   void regroup(std::vector<std::shared_ptr<OpQueue>> stripes);
 
   // Parameters and buffers become θ̄; what was trained since the last outer step is given up. Collective over the site.
@@ -129,6 +149,9 @@ class DiLoCoX {
 
   OuterReport report() const;
   int64_t steps() const { return clock_.steps; }
+
+  // To be read by any thread.
+  const OuterPlace& place() const { return place_; }
 
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same outer step; a run that
@@ -168,9 +191,9 @@ class DiLoCoX {
   IntervalClock clock_;
   Adaptation adaptation_;
   Fragments fragments_;
-  bool formed_;                                    // there are groups, or other ranks of the site have them
-  int64_t applied_ = 0;                            // outer steps
-  std::deque<std::pair<int64_t, Ticket>> checks_;  // by applied_ when each was queued
+  GroupHistory history_;
+  OuterPlace place_;
+  std::deque<std::pair<int64_t, Ticket>> checks_;  // by outer steps applied when each was queued
   OuterReport report_;
 };
 

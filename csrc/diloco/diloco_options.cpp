@@ -56,6 +56,7 @@ void DiLoCoXOptions::check() const {
   if (!(alpha >= 0 && alpha < 1)) refuse("fragment_update_alpha", "a number in [0, 1)", alpha);
   if (alpha > 0 && mode != OuterMode::restart)
     refuse("fragment_update_alpha", std::string("0 with mode ") + outerModeName(mode) + " (it is restart's)", alpha);
+  expectAtLeast("quorum", 0, quorum);
   expectAtLeast("sync_warmup", 0, sync_warmup);
   if (!(lr > 0) || std::isinf(lr)) refuse("outer_lr", "a number above 0", lr);
   if (!(momentum >= 0 && momentum < 1)) refuse("outer_momentum", "a number in [0, 1)", momentum);
@@ -82,6 +83,7 @@ KeyValues DiLoCoXOptions::fields() const {
   const auto orNone = [](auto value) { return value == 0 ? std::string("None") : c10::str(value); };
   return {{{"sync_every", c10::str(sync_every)},
            {"sync_seconds", orNone(sync_seconds)},
+           {"quorum", orNone(quorum)},
            {"mode", outerModeName(mode)},
            {"fragments", c10::str(fragments)},
            {"fragment_sync_delay", orNone(delay)},

@@ -31,6 +31,9 @@ struct DiLoCoXOptions {
   // Above 0: an interval ends after so many seconds by the clock of a site's first rank, and at the latest after
   // sync_every inner steps; contributions count by their samples.
   double sync_seconds = 0;
+  // Above 0: of so many sites a group is enough. Who calls regroup() leaves late sites out (OuterPlace), and
+  // what these have trained counts when they come back.
+  int64_t quorum = 0;
   OuterMode mode = OuterMode::proceed;
   int64_t fragments = 1;  // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
   int64_t delay = 0;      // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync

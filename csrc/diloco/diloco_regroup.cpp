@@ -87,9 +87,73 @@ Arrival agreeInSite(OpQueue& site, const SiteModel& model, Arrival arrival) {
 
 }  // namespace
 
+// Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again, as its samples
+// do.
+void DiLoCoX::giveUp() {
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& stripe : s.stripes)
+      stripe.drop();
+    if (s.under_way) s.trained += std::exchange(s.sent_trained, {});
+    s.under_way = false;
+    s.apply_at = -1;
+    if (s.send_at <= clock_.steps) clock_.start(s);
+  }
+  // With an interval by the clock, sites could disagree about the next fragment: some ended this interval by their
+  // limit of steps.
+  if (options_.sync_seconds > 0) clock_.startAll(fragments_);
+  checks_.clear();
+  vote_->forgetError();
+}
+
+// Applies what is under way, and waits until every rank has: a rank that closed its connections before would take from
+// the others what they have not read yet.
+void DiLoCoX::leaveGroups(Move move) {
+  try {
+    for (FragmentSchedule& s : fragments_) {
+      if (s.under_way) {
+        s.model.collect(s.number);
+        waitForAverage(s);
+        applyAverage(s, move);
+      } else if (options_.mode != OuterMode::sync) {
+        voteOnAverage(s, {}, nullptr);
+      }
+    }
+    for (; !checks_.empty(); checks_.pop_front())
+      vote_->keepError([&] { vote_->await(checks_.front().second); });
+    vote_->onErrors(clock_.steps);
+  } catch (...) {
+    giveUp();
+    throw;
+  }
+  const Awaiting awaiting(place_, ++place_.begun);
+  KeyValues description{{{"outer step", std::to_string(history_.applied)}}};
+  for (const std::shared_ptr<OpQueue>& group : groups_) {
+    vote_->keepError([&] {
+      Ticket op(*group, "DiLoCoX: leaving the group", 1,
+                [description](OpContext& context) { lowcomm::agree(context, description); });
+      vote_->await(op);
+    });
+  }
+  vote_->onErrors(clock_.steps);
+}
+
+void DiLoCoX::quiesce() {
+  leaveGroups(Move::keeping);
+}
+
+void DiLoCoX::finish() {
+  leaveGroups(Move::whole);
+  restore();
+}
+
 OuterProgress DiLoCoX::progress() const {
-  OuterProgress p{clock_.steps,  applied_, clock_.sync_every,           report_.outer_steps,
-                  clock_.step_s, {},       adaptation_.effectiveRanks()};
+  OuterProgress p{clock_.steps,
+                  history_.applied,
+                  clock_.sync_every,
+                  report_.outer_steps,
+                  clock_.step_s,
+                  {},
+                  adaptation_.effectiveRanks()};
   for (const FragmentSchedule& s : fragments_)
     p.sent.push_back(s.sent);
   return p;
@@ -99,7 +163,7 @@ void DiLoCoX::goOnFrom(const OuterProgress& p) {
   clock_.steps = p.steps;
   clock_.sync_every = p.sync_every;
   clock_.step_s = p.step_s;
-  applied_ = p.applied;
+  history_.applied = p.applied;
   report_.outer_steps = p.outer_steps;
   for (size_t f = 0; f < fragments_.size(); ++f)
     fragments_[f].sent = p.sent[f];
@@ -113,22 +177,28 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
                               " stripes of this rank, got ", stripes.size()));
   }
   giveUp();
+  history_.leave();
   groups_ = std::move(stripes);
+  history_.join(groups_);
+  place_.begun = 0;
   // The site's training goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
   const OuterProgress before = progress();
   const auto start = Clock::now();
   auto waited_until = start;
-  bool behind = false;
+  bool behind = false, anyone_behind = false, keeps = options_.quorum > 0;
   std::vector<Handover> handovers;
   std::exception_ptr error;
   try {
     agree(/*values=*/false);
     std::vector<StripeRanks> ranks;
     for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-      ranks.push_back(StripeRanks::compare(*groups_[stripe], applied_, checksum(stripe)));
+      ranks.push_back(StripeRanks::compare(*groups_[stripe], history_.applied, checksum(stripe)));
       behind = behind || ranks[stripe].isBehind(groups_[stripe]->rank());
+      anyone_behind = anyone_behind || !ranks[stripe].behind.empty();
+      if (options_.quorum > 0 && !ranks[stripe].behind.empty())
+        keeps = history_.isUncounted(stripe, *groups_[stripe], ranks[stripe]) && keeps;
     }
     for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
       goOnFrom(takenFrom(*groups_[stripe], ranks[stripe].ahead[0], progress()));
@@ -151,23 +221,31 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     goOnFrom(before);
     throw;
   }
+  if (options_.quorum > 0) {
+    keeps = vote_->mean(keeps ? 1 : 0) == 1;
+    anyone_behind = vote_->mean(anyone_behind ? 1 : 0) > 0;
+  }
   report_.taken_bytes = 0;
   for (Handover& one : handovers)
-    report_.taken_bytes += one.finish();
+    report_.taken_bytes += one.finish(keeps);
   report_.taken_s = secondsSince(start);
   Arrival arrival{progress(), !groups_.empty(), behind, secondsSince(waited_until)};
   if (vote_->ranks()) arrival = agreeInSite(*vote_->ranks(), *model_, std::move(arrival));
   goOnFrom(arrival.progress);
   clock_.startAll(fragments_);
+  // A group that goes on without a late site takes the outer step that it was late for.
+  if (options_.quorum > 0 && !anyone_behind) clock_.hasten(fragments_);
   if (arrival.behind) {
     for (FragmentSchedule& s : fragments_) {
       s.model.spread(s.number);
-      s.samples = 0;  // nothing is trained since
+      if (!s.buffers)
+        (keeps ? report_.late_samples : report_.dropped_samples) += s.trained.samples / options_.fragments;
+      if (!keeps) s.trained = {};
     }
     clock_.leaveOut(fragments_, arrival.late_s);
   }
   clock_.resume();
-  formed_ = true;
+  history_.formed = true;
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 

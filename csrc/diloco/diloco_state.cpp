@@ -32,7 +32,7 @@ TensorMap DiLoCoX::counters() const {
                   {"fragments", number(options_.fragments)},
                   {"delay", number(options_.delay)},
                   {"steps", number(clock_.steps)},
-                  {"applied", number(applied_)},
+                  {"applied", number(history_.applied)},
                   {"sync_every", number(clock_.sync_every)},
                   {"rank", at::scalar_tensor(adaptation_.rank(), at::kDouble)},
                   {"outer_steps", number(report_.outer_steps)}};
@@ -46,7 +46,8 @@ TensorMap DiLoCoX::counters() const {
       effective.sum += stripe.last().effective.sum;
       effective.matrices += stripe.last().effective.matrices;
     }
-    state["own." + name + ".samples"] = at::tensor({s.samples, s.sent_samples}, at::kDouble);
+    state["own." + name + ".trained"] =
+        at::tensor({s.trained.samples, s.trained.steps, s.sent_trained.samples, s.sent_trained.steps}, at::kDouble);
     state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
   }
   return state;
@@ -116,9 +117,10 @@ void DiLoCoX::load(const TensorMap& state) {
     }
     s.under_way = at[3] != 0;
     clock_.start(s);
-    const at::Tensor samples = state.at("own." + name + ".samples");
-    s.samples = samples[0].item<double>();
-    s.sent_samples = samples[1].item<double>();
+    const at::Tensor trained = state.at("own." + name + ".trained").contiguous();
+    const double* of = trained.const_data_ptr<double>();
+    s.trained = {of[0], of[1]};
+    s.sent_trained = {of[2], of[3]};
     s.send_at = at[0];
     s.apply_at = at[1];
     s.sent = at[2];
@@ -127,7 +129,7 @@ void DiLoCoX::load(const TensorMap& state) {
   adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
   clock_.steps = number("steps");
   clock_.resume();
-  applied_ = number("applied");
+  history_.applied = number("applied");
   // Where the interval does not adapt it follows the options, as the rank does.
   clock_.sync_every =
       options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;

@@ -79,8 +79,11 @@ class Fragment {
 
   const LastAverage& last() const { return last_; }
 
-  // The parameters become θ̄.
-  void restore();
+  // The parameters become θ̄, or θ̄ − δ with the pseudo-gradients δ of `trained`, which is not empty then.
+  void restore(const std::vector<at::Tensor>& trained = {});
+
+  // δ of every tensor, fp32; idle.
+  std::vector<at::Tensor> pseudoGradients();
 
   // CRC-32C of θ̄.
   uint32_t checksum() const;
@@ -89,9 +92,10 @@ class Fragment {
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
   // The tensors that another rank's fragment takes over, in host memory: θ̄, momentum and factors, of the rank last set;
-  // idle. To be written in place, then share(): `behind` moves the parameters to the new θ̄. Or not, then unshare().
+  // idle. To be written in place, then share(): `behind` moves the parameters as restore() does. Or not, then
+  // unshare().
   std::vector<at::Tensor> shared();
-  void share(bool behind);
+  void share(bool behind, const std::vector<at::Tensor>& trained);
   void unshare() { factors_.clear(); }
 
   // The contents of a checkpoint, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.

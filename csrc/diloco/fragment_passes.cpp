@@ -221,10 +221,22 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   this->queue(queue, step, weight, {});
 }
 
-void Fragment::restore() {
+std::vector<at::Tensor> Fragment::pseudoGradients() {
+  std::vector<at::Tensor> all;
+  pass(/*moves=*/false, [&](size_t i, const at::Tensor& host) {
+    all.push_back(at::empty_like(tensors_[i].outer));
+    OuterSpan s = tensors_[i].span(host, 0, host.numel());
+    s.message = dataAt(all[i], 0);
+    takeFromOuter(s);
+  });
+  return all;
+}
+
+void Fragment::restore(const std::vector<at::Tensor>& trained) {
   // A message under way is still applied, to a training that starts here. Its op may read what it is made of.
   pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
     copyElements(dataAt(host, 0), dataAt(tensors_[i].outer, 0), host.numel());
+    if (!trained.empty()) host.view({-1}).sub_(trained[i].view({-1}));
   });
   layout_.mark_is_outer = true;
 }

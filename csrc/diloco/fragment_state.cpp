@@ -29,7 +29,7 @@ std::vector<at::Tensor> Fragment::shared() {
   return all;
 }
 
-void Fragment::share(bool behind) {
+void Fragment::share(bool behind, const std::vector<at::Tensor>& trained) {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     OuterTensor& kept = tensors_[i];
@@ -40,7 +40,7 @@ void Fragment::share(bool behind) {
     }
   }
   factors_.clear();
-  if (behind) restore();
+  if (behind) restore(trained);
 }
 
 // Where there is no message under way both have no meaning, and a place: checkpoints have one shape.

@@ -24,6 +24,31 @@ StripeRanks StripeRanks::compare(OpQueue& group, int64_t applied, uint32_t check
   return found;
 }
 
+void GroupHistory::leave() {
+  constexpr size_t kKept = 64;
+  for (const uint32_t epoch : epochs_)
+    ended_.emplace_back(epoch, applied);
+  if (ended_.size() > kKept) ended_.erase(ended_.begin(), ended_.end() - kKept);
+  last_ = std::exchange(epochs_, {});
+}
+
+void GroupHistory::join(const std::vector<std::shared_ptr<OpQueue>>& groups) {
+  for (const std::shared_ptr<OpQueue>& group : groups)
+    epochs_.push_back(group->group().epoch);
+}
+
+bool GroupHistory::isUncounted(size_t stripe, OpQueue& group, const StripeRanks& ranks) const {
+  const auto asked = gatherNumber(last_.empty() ? 0 : last_[stripe], group, "DiLoCoX: compare last groups");
+  std::vector<double> known(asked.size(), -1);
+  for (const auto& [epoch, steps] : ended_) {
+    for (size_t rank = 0; rank < asked.size(); ++rank)
+      if (asked[rank] == epoch) known[rank] = static_cast<double>(steps);
+  }
+  const auto answers = gatherNumbers(known, group, "DiLoCoX: compare what last groups applied");
+  return std::any_of(ranks.ahead.begin(), ranks.ahead.end(),
+                     [&](int rank) { return answers[rank][group.rank()] == static_cast<double>(applied); });
+}
+
 Handover::Handover(OpQueue& group, const StripeRanks& ranks, Fragment& fragment)
     : fragment_(fragment),
       tensors_(fragment.shared()),
@@ -69,15 +94,16 @@ void Handover::copy(int from, bool out) const {
   }
 }
 
-uint64_t Handover::finish() {
+uint64_t Handover::finish(bool keeps) {
   uint64_t taken = 0;
+  const std::vector<at::Tensor> trained = takes_ && keeps ? fragment_.pseudoGradients() : std::vector<at::Tensor>();
   for (size_t from = 0; takes_ && from < parcels_->size(); ++from) {
     const at::Tensor& parcel = (*parcels_)[from];
     if (!parcel.defined()) continue;
     copy(static_cast<int>(from), /*out=*/false);
     taken += parcel.nbytes();
   }
-  fragment_.share(takes_);
+  fragment_.share(takes_, trained);
   return taken;
 }
 

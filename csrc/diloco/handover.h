@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "diloco/fragment.h"
@@ -21,6 +22,26 @@ struct StripeRanks {
   static StripeRanks compare(OpQueue& group, int64_t applied, uint32_t checksum);
 };
 
+// The groups that a rank has been in, one after another.
+class GroupHistory {
+ public:
+  int64_t applied = 0;  // outer steps, in all groups
+  bool formed = false;  // there is a group of this rank, or of another one of its site
+
+  // The groups of this rank's stripes have ended; there are others.
+  void leave();
+  void join(const std::vector<std::shared_ptr<OpQueue>>& groups);
+
+  // Whether what this rank has trained since its last outer step is in no average yet: of the messages that it had sent
+  // in the last group of this stripe the ranks ahead have applied none, as that group ended with as many outer steps
+  // applied there as here. Collective over `group`, the next one.
+  bool isUncounted(size_t stripe, OpQueue& group, const StripeRanks& ranks) const;
+
+ private:
+  std::vector<uint32_t> epochs_, last_;              // of the groups, by stripe; of those before
+  std::vector<std::pair<uint32_t, int64_t>> ended_;  // epochs of groups, and `applied` when each ended
+};
+
 // A fragment of a stripe on its way from the ranks that are ahead, each tensor from another of them in turn, to all
 // that are behind. A rank that gives goes on at once: its next op of the group comes after this one, and an error of
 // this one ends the group. One thread.
@@ -33,9 +54,9 @@ class Handover {
   bool takes() const { return takes_; }
   Ticket& op() { return op_; }
 
-  // Ends it on a rank that gives or takes: writes what came to the fragment, and moves the parameters to it. Returns
-  // the bytes that were taken.
-  uint64_t finish();
+  // Ends it on a rank that gives or takes: writes what came to the fragment, and moves the parameters to it. `keeps`:
+  // with what they were trained by here since the last outer step. Returns the bytes that were taken.
+  uint64_t finish(bool keeps);
 
  private:
   using Parcels = std::vector<at::Tensor>;  // by the rank that they come from, fp32 in host memory of their own

@@ -58,7 +58,7 @@ void IntervalClock::readClock(const Fragments& fragments, std::vector<bool>& due
     left.push_back(-secondsSince(s.due));
   const double made = std::max<double>(1, static_cast<double>(steps - looked_at_));
   left.push_back(secondsSince(looked_) / made);  // seconds a step
-  if (site_) left = firstRanksClock(std::move(left), fragments.front().samples);
+  if (site_) left = firstRanksClock(std::move(left), fragments.front().trained.samples);
   const double a_step = std::max(left.back(), 1e-9);
   left.pop_back();
   for (size_t f = 0; f < due.size(); ++f)
@@ -100,6 +100,12 @@ void IntervalClock::startAll(Fragments& fragments) {
     s.due = Clock::now() + ofSeconds(options_.sync_seconds * share);
   }
   look_at_ = 0;
+}
+
+void IntervalClock::hasten(Fragments& fragments) const {
+  const int64_t earlier = fragments.front().send_at - steps - 1;
+  for (FragmentSchedule& s : fragments)
+    s.send_at -= earlier;
 }
 
 void IntervalClock::leaveOut(Fragments& fragments, double late_s) {

@@ -18,6 +18,13 @@ inline double secondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What a site has trained.
+struct Trained {
+  double samples = 0, steps = 0;  // of the whole site; inner steps
+
+  void operator+=(const Trained& more) { samples += more.samples, steps += more.steps; }
+};
+
 // A fragment of a site's model on one of its ranks: the stripes of it that the rank carries, and when it is averaged.
 struct FragmentSchedule {
   FragmentSchedule(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers)
@@ -34,8 +41,9 @@ struct FragmentSchedule {
   int64_t sent = 0;                    // outer steps
   bool under_way = false;
   std::chrono::steady_clock::time_point due = {};  // with sync_seconds
-  double samples = 0;                              // of the site, since its last pseudo-gradient
-  double sent_samples = 0;                         // in pseudo-gradients whose average is not applied yet
+  Trained trained;                                 // since the last pseudo-gradient
+  Trained sent_trained;                            // in pseudo-gradients whose average is not applied yet
+  int64_t message = 0;                             // OuterPlace::begun when the last pseudo-gradient was sent
 };
 
 // The parameters' fragments, and behind them at most one of buffers.
@@ -70,6 +78,9 @@ class IntervalClock {
   // Starts the interval of one fragment; of all, spread evenly over one interval.
   void start(FragmentSchedule& fragment) const;
   void startAll(Fragments& fragments);
+
+  // Ends all intervals that startAll() began so much earlier that the first ends with the next inner step.
+  void hasten(Fragments& fragments) const;
 
   // Counts the inner steps that other sites have made in the last `late_s` seconds, but for the one before the next
   // pseudo-gradient: so they need not wait until this site has made them all.

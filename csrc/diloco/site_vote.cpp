@@ -118,11 +118,10 @@ EffectiveRanks SiteVote::onAverage(const EffectiveRanks& mine, std::exception_pt
 }
 
 void SiteVote::onErrors(int64_t step) {
-  if (ranks_) onAverage({}, nullptr, step);
+  onAverage({}, nullptr, step);
 }
 
 void SiteVote::keepError(const std::function<void()>& f) {
-  if (!ranks_) return f();
   try {
     f();
   } catch (...) {

@@ -43,8 +43,7 @@ class SiteVote {
   // Votes on the errors that were kept: throws as onAverage.
   void onErrors(int64_t step);
 
-  // Runs f. In a site an error is kept for the next vote, so that all ranks throw it at the same place; without a site
-  // it is thrown. Not collective.
+  // Runs f. An error is kept for the next vote, so that all ranks of a site throw it at the same place. Not collective.
   void keepError(const std::function<void()>& f);
   void forgetError() { kept_error_ = nullptr; }
 

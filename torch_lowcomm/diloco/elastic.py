@@ -6,7 +6,9 @@ from torch.distributed import DistBackendError
 
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
+from torch_lowcomm.diloco.options import DiLoCoXOptions
 from torch_lowcomm.membership import Membership
+from torch_lowcomm.membership.quorum import QuorumWatch
 
 _ATTEMPTS = 10  # to form a group that holds
 
@@ -20,15 +22,17 @@ class Fixed:
         """Raises ValueError: there is no Membership that could form another group."""
         raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
 
-    def count_step(self) -> None:
-        """Counts an inner step, for machines that wait for this one."""
+    def step(self, outer: _C.DiLoCoX, samples: float) -> None:
+        """Makes the outer steps that are due after an inner step; sets `due` as it is at all sites."""
+        outer.step(samples)
 
-    def stepped(self, outer_steps: int) -> None:
-        """Sets `due` when the group is to be formed again after this outer step of those begun so far, equal at all sites."""
+    def finish(self, outer: _C.DiLoCoX) -> None:
+        """Ends training."""
+        outer.finish()
 
     def completed(self, report: dict[str, Any]) -> dict[str, Any]:
-        """Returns a loop's report with the numbers of those that are averaged, and that are alive."""
-        return {**report, "alive": report["participating"]}
+        """Returns a loop's report with the numbers of those that are averaged, and that are alive, and those that are late."""
+        return {**report, "alive": report["participating"], "late": []}
 
 
 class Elastic(Fixed):
@@ -38,10 +42,15 @@ class Elastic(Fixed):
     clock, sites make other numbers of inner ones). It writes this step to the store, so far ahead that no rank reaches it
     before a message that rank 0 sent later: of n + 1 outer steps, two are of the same one of n fragments, and the second needs
     the average of the first.
+
+    With a quorum it does so itself, also where machines are late or lost: then no call raises for them.
     """
 
-    def __init__(self, members: Membership, fragments: int) -> None:
-        self._members, self._ahead = members, 2 * fragments
+    def __init__(self, members: Membership, outer: _C.DiLoCoX, options: DiLoCoXOptions) -> None:
+        self._members, self._ahead = members, 2 * options.fragments
+        self._watch: QuorumWatch | None = None
+        if options.quorum is not None:
+            self._watch = members.watch(outer, options.quorum, options.grace_s)
         self._first = 0  # outer steps before this group
         self._alive = 0
         self.due = False
@@ -54,11 +63,17 @@ class Elastic(Fixed):
                 outer.quiesce()  # else messages of one rank are lost when another closes its connections
             except DistBackendError as error:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
+        if self._watch is not None:
+            self._watch.rest()
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
             formed = self._members.form(outer.stripes)
+            if self._watch is not None:
+                self._watch.join(formed)
             try:
                 outer.regroup(list(formed.backends))
+                if self._watch is not None:
+                    self._watch.begin()
                 self._first = outer.report["outer_steps"]
                 self._look()
                 return
@@ -67,12 +82,33 @@ class Elastic(Fixed):
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
-    def count_step(self) -> None:
-        """As `Fixed.count_step`."""
+    def step(self, outer: _C.DiLoCoX, samples: float) -> None:
+        """As `Fixed.step`."""
         self._members.count_step()
+        try:
+            if outer.step(samples):
+                self._stepped(outer.report["outer_steps"])
+        except DistBackendError as error:
+            self._heal(outer, error)
+        if self.due and self._watch is not None:
+            self.form(outer)
 
-    def stepped(self, outer_steps: int) -> None:
-        """As `Fixed.stepped`."""
+    def finish(self, outer: _C.DiLoCoX) -> None:
+        """As `Fixed.finish`."""
+        while True:
+            try:
+                return outer.finish()
+            except DistBackendError as error:
+                self._heal(outer, error)
+
+    def _heal(self, outer: _C.DiLoCoX, error: DistBackendError) -> None:
+        if self._watch is None:
+            raise error
+        logger.warning("DiLoCoX: forming another group: %s", error)
+        self.form(outer)
+
+    def _stepped(self, outer_steps: int) -> None:
+        """Looks whether the group is to be formed again after this outer step of those begun so far."""
         formed = self._members.formed
         assert formed is not None
         steps = outer_steps - self._first
@@ -92,4 +128,5 @@ class Elastic(Fixed):
         # A rank may carry no stripe.
         participating = report["participating"] if formed is None else len(formed.machines)
         alive = self._alive if self._members.site is not None else len(self._members.alive())
-        return {**report, "participating": participating, "alive": alive}
+        late = sorted(self._watch.late) if self._watch is not None else []
+        return {**report, "participating": participating, "alive": alive, "late": late}

@@ -102,10 +102,9 @@ class DiLoCoX(OptimizerAround):
         model = without_ddp(model)
         try:
             inputs = LoopInputs.checked(optimizer, model, {"sync_every": sync_every, **options}, groups.site_ranks)
-            if resume is not None and groups.members is None:
-                raise ValueError(
-                    "DiLoCoX: resume: expected group= to be a Membership, got a process group: load_state_dict"
-                )
+            for name, given in (("resume", resume), ("quorum", inputs.options.quorum)):
+                if given is not None and groups.members is None:
+                    raise ValueError(f"DiLoCoX: {name}: expected group= to be a Membership, got a process group")
         except Exception as mistake:
             # The other ranks wait in the same call, and raise this error too.
             _C.refuse_diloco(f"{type(mistake).__name__}: {mistake}", **groups.for_core)
@@ -117,7 +116,7 @@ class DiLoCoX(OptimizerAround):
         self._members = Fixed()
         if groups.members is not None:
             self._state.resume(self, resume, groups.members)
-            self._members = Elastic(groups.members, inputs.options.fragments)
+            self._members = Elastic(groups.members, self._outer, inputs.options)
             self.regroup()
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
@@ -140,9 +139,7 @@ class DiLoCoX(OptimizerAround):
         self._parameters.expect_own("step")
         result = self._inner_step(closure)
         self._parameters.expect_in_place()
-        self._members.count_step()
-        if self._outer.step(samples):
-            self._members.stepped(self._outer.report["outer_steps"])
+        self._members.step(self._outer, samples)
         return result
 
     def finish(self) -> None:
@@ -157,7 +154,7 @@ class DiLoCoX(OptimizerAround):
                 and `restore()` puts the outer parameters into the model.
         """
         with self._parameters.written("finish"):
-            self._outer.finish()
+            self._members.finish(self._outer)
 
     @property
     def steps(self) -> int:
@@ -211,16 +208,18 @@ class DiLoCoX(OptimizerAround):
         """Figures of the last outer step.
 
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
-        Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
-        0 without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
-        for the average that came last, with frame headers), "waited_s" (seconds that training waited for it),
-        "total_sent_bytes" and "total_waited_s" (for all averages that came to this object, in groups that have ended too),
-        "local_s" (seconds of computing on the training thread), "stripe_elements" (elements of each stripe into which this
-        rank's part of the model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank
-        averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group,
-        and the seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is
-        when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding" and their "total";
-        docs/diloco_memory.md says what they are)}
+        Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t, 0
+        without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank for
+        the average that came last, with frame headers), "waited_s" (seconds that training waited for it), "total_sent_bytes"
+        and "total_waited_s" (for all averages that came to this object, in groups that have ended too), "local_s" (seconds of
+        computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the model
+        is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages), "taken_bytes"
+        and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the seconds that this
+        lasted), "late" (with a quorum: ids of the machines that the others went on without, and that are not back),
+        "late_samples" (of this site, trained while the others went on, that count in its next average), "dropped_samples" (of
+        this site, in parameters that gave way to other sites' when it joined a group), "memory" (bytes of this rank's outer
+        state when the last average had come, which is when there is most: "outer", "momentum", "start", "mark", "average",
+        "residual", "rounding" and their "total"; docs/diloco_memory.md says what they are)}
         """
         return self._members.completed(self._outer.report)
 

@@ -24,6 +24,11 @@ class DiLoCoXOptions(OptionTable):
             rank. Sites of different speed then make different numbers of inner steps, and a site's part of an average is its
             samples (`step(samples=)`) over those of all sites. Train until `report["outer_steps"]`, which is the same at all
             sites, has come to a number.
+        quorum: With a `Membership`: the number of sites that go on without late ones. A site that is late, however long,
+            adds what it has trained to a later average, and does not hold the others up. Contributions count by c²/n, of
+            c samples in n inner steps (Decoupled DiLoCo, arXiv 2604.21428). None: every outer step waits for all sites.
+        grace_s: Seconds for which a quorum waits for the others nevertheless; None for a tenth of the time between two outer
+            steps, at least one second.
         mode: "sync" waits for the average, as DiLoCo does. In the other modes the average takes a whole interval, and
             training goes on meanwhile from another point: "continue" from the outer parameters plus what this rank has
             trained since, "restart" from the outer parameters.
@@ -65,6 +70,8 @@ class DiLoCoXOptions(OptionTable):
 
     sync_every: int | None
     sync_seconds: float | None = option(None, "a number above 0, or None", lambda s: 0 < s < float("inf"))
+    quorum: int | None = option(None, "1 or more, or None", lambda machines: machines >= 1)
+    grace_s: float | None = option(None, "a number of 0 or more, or None", lambda s: 0 <= s < float("inf"))
     mode: str = "continue"
     outer_lr: float = 0.7
     outer_momentum: float | None = None
@@ -93,9 +100,13 @@ class DiLoCoXOptions(OptionTable):
         """
         self._check_types()
         self.expect_in_range()
+        if self.grace_s is not None and self.quorum is None:
+            raise ValueError(
+                f"DiLoCoX: grace_s: expected quorum too, the sites that wait so long, got {self.grace_s:g}"
+            )
         given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in ("average_buffers", "residual_dtype"):
-            del given[name]
+        for name in ("average_buffers", "residual_dtype", "grace_s"):
+            given.pop(name, None)
         for name in ("codec", "projection_codec"):
             given[name] = checked_codec(given[name]).spec if name in given else "none"
         if self.error_feedback is None:

@@ -2,15 +2,18 @@
 
 import contextlib
 import math
+import re
 import secrets
 import threading
 import time
+from collections.abc import Callable
 
 from torch_lowcomm._log import logger
 from torch_lowcomm.membership.patient_store import PatientStore
 
 _LEFT = "left"  # in the place of a machine's count, once it has left
-_STEPS = " steps "  # between its count and that of its steps
+# Behind a machine's count: that of its steps, and the group and outer step that it has come to (QuorumWatch).
+_BEHIND = re.compile(r"(?: steps (\d+))?(?: at (\d+)\.(\d+))?$")
 
 
 class Heartbeat:
@@ -27,6 +30,11 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
         self._steps = 0
+        self.place: Callable[[], tuple[int, int]] | None = (
+            None  # the group and the outer step that this machine has come to
+        )
+        self.pace_s = math.inf  # seconds between two signs of life, where less than `interval_s`
+        self._places: dict[str, tuple[int, int]] = {}  # the others'
         self._stepped: dict[str, tuple[int, float]] = {}  # id: (its last number of steps, when it was seen to grow)
         self._watched = -math.inf  # when the other machines were last looked at
         self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
@@ -89,6 +97,11 @@ class Heartbeat:
         with self._lock:
             return self._stepped.get(machine, (0, -math.inf))[1]
 
+    def place_of(self, machine: str) -> tuple[int, int]:
+        """The group and the outer step that another machine was last seen to have come to; (0, 0) if none."""
+        with self._lock:
+            return self._places.get(machine, (0, 0))
+
     def in_place(self) -> bool:
         """Whether no other process has taken this one's place."""
         there = self._said(self._id)
@@ -136,8 +149,9 @@ class Heartbeat:
             raise ConnectionError(
                 f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
             )
-        steps = f"{_STEPS}{self._steps}" if self._steps and count != _LEFT else ""
-        self._store.set(_key(self._id), f"{self._nonce}:{count}{steps}")
+        steps = f" steps {self._steps}" if self._steps and count != _LEFT else ""
+        place = " at {}.{}".format(*self.place()) if self.place is not None and count != _LEFT else ""
+        self._store.set(_key(self._id), f"{self._nonce}:{count}{steps}{place}")
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
@@ -150,7 +164,9 @@ class Heartbeat:
         now = time.monotonic()
         for machine, value in zip(machines, map(bytes.decode, values), strict=True):
             with self._lock:
-                steps = int(value.partition(_STEPS)[2] or 0)
+                found = _BEHIND.search(value)
+                steps, *place = (int(part or 0) for part in (found.groups() if found else ("", "", "")))
+                self._places[machine] = tuple(place)
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, now)
                 before, at = self._stepped.get(machine, (steps, -math.inf))
@@ -162,7 +178,7 @@ class Heartbeat:
     def _loop(self) -> None:
         count = 0
         try:
-            while not self._stop.wait(self.interval_s):
+            while not self._stop.wait(min(self.pace_s, self.interval_s)):
                 count += 1
                 self._beat(count)
                 self._watch()

@@ -15,6 +15,7 @@ from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.machine_group import Connector, MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
+from torch_lowcomm.membership.quorum import Loop, QuorumWatch
 from torch_lowcomm.membership.rounds import Rounds
 from torch_lowcomm.membership.site import Site
 
@@ -94,7 +95,8 @@ class Membership(NotCopied):
         ids = self._site.all_gather(machine_id)
         if len(set(ids)) > 1:
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
-        self._id, self._timeout_s = machine_id, timeout.total_seconds()
+        self._id, self._timeout_s, self._min_machines = machine_id, timeout.total_seconds(), min_machines
+        self._root = store
         groups = PrefixStore("lowcomm/groups", store)
         self._connector = Connector(groups, machine_id, self._site, options or _C.Options(), timeout)
         self._beat: Heartbeat | None = None
@@ -210,6 +212,20 @@ class Membership(NotCopied):
         """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
         if self._beat is not None:
             self._beat.count_step()
+
+    def watch(self, loop: Loop, quorum: int, grace_s: float | None) -> QuorumWatch:
+        """Starts a watch on this rank that ends groups with late machines; what does not fit is a ValueError."""
+        if quorum < self._min_machines:
+            raise ValueError(
+                f"DiLoCoX: quorum: expected {self._min_machines} or more (the Membership's min_machines), got {quorum}"
+            )
+        if grace_s is not None and grace_s >= self._timeout_s:
+            raise ValueError(
+                f"DiLoCoX: grace_s: expected less than the Membership's timeout, {self._timeout_s:g} s, got {grace_s:g}"
+            )
+        return QuorumWatch(
+            self._root, self._id, self._beat, loop=loop, timeout_s=self._timeout_s, quorum=quorum, grace_s=grace_s
+        )
 
     @contextmanager
     def _ending_on(self, *errors: type[Exception]) -> Iterator[None]:

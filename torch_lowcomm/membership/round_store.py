@@ -69,6 +69,15 @@ class RoundStore:
         word = self._store.find(f"{number}/absent")
         return None if word is None else json.loads(word)
 
+    def name_late(self, number: int, machines: list[str]) -> list[str]:
+        """Names the machines that the others of a group wait for no longer, unless another machine has; returns those named."""
+        return json.loads(self._store.set_first(f"{number}/late", json.dumps(machines)))
+
+    def late(self, number: int) -> list[str]:
+        """Returns the machines of a group that were named so."""
+        named = self._store.find(f"{number}/late")
+        return [] if named is None else json.loads(named)
+
     def last_group(self, number: int) -> tuple[int, set[str], bool]:
         """Returns the number of the last round up to this one that connected, the machines of it and of later ones that have
         no word yet, and whether there is such a later one.

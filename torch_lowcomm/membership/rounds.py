@@ -133,7 +133,10 @@ class Rounds:
         patient_since = now if self._grouped == connected and not undecided else math.inf
         # The machines of a round without a word wait for one another, for as long as the time-out, before they can come.
         progress = now + self._timeout_s if undecided else now
-        return _Entry(number, key, last_group, began=now, progress=progress, patient_since=patient_since, told=now)
+        late = set(self._store.late(connected))
+        return _Entry(
+            number, key, last_group - late, late, began=now, progress=progress, patient_since=patient_since, told=now
+        )
 
     def _close_or_give_up(self, entry: _Entry) -> list[str] | None:
         if not self._beat.is_current():
@@ -142,7 +145,8 @@ class Rounds:
         here, withdrawn = self._store.places(entry.number)
         living = [key for key, machine in here.items() if machine in alive]
         there = [here[key] for key in living]
-        missing = {machine for machine in alive - set(there) - withdrawn if not self._beat.has_left(machine)}
+        absent = alive - set(there) - withdrawn - entry.late
+        missing = {machine for machine in absent if not self._beat.has_left(machine)}
         if set(there) - entry.there:
             entry.progress = max(entry.progress, now)
         # One that trains may wait for an average for as long as the time-out before it comes.
@@ -201,7 +205,8 @@ class _Entry:
 
     number: int  # of the round
     key: str  # of the place at the store
-    last_group: set[str]  # machines of the last round that connected, and of later ones that may
+    last_group: set[str]  # machines of the last round that connected, and of later ones that may; without late ones
+    late: set[str]  # machines of the last round that connected, which its others wait for no longer
     began: float  # when it entered
     progress: float  # when it last saw a machine enter, or train that has not entered
     patient_since: float  # whom it waits for, it waits for from then on

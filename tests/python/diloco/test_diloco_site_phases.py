@@ -10,7 +10,8 @@ BY_THE_CLOCK = {"mode": "continue", "sync_every": 10_000, "sync_seconds": 0.1, "
 
 
 @pytest.mark.slow
-def test_two_sites_go_on_without_a_third_that_is_lost_in_any_op(store):
+@pytest.mark.parametrize("quorum", [{}, {"quorum": 2, "grace_s": 1.0}], ids=["all", "quorum"])
+def test_two_sites_go_on_without_a_third_that_is_lost_in_any_op(store, quorum):
     faults = {
         "DiLoCoX: collect a site's parameters": KILLED,
         "outer_step": STOPPED,
@@ -21,7 +22,7 @@ def test_two_sites_go_on_without_a_third_that_is_lost_in_any_op(store):
         JOINING[1]: STOPPED,
         JOINING[2]: KILLED,
     }
-    expect_phases(store.port, "fsdp2", 2, faults, mode="sync", rank=16, adapt_rank=True, timeout_s=6.0)
+    expect_phases(store.port, "fsdp2", 2, faults, mode="sync", rank=16, adapt_rank=True, timeout_s=6.0, **quorum)
 
 
 @pytest.mark.slow

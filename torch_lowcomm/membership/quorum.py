@@ -1,0 +1,172 @@
+"""Ends the group of an outer loop whose quorum has come to an outer step for which others are late."""
+
+import atexit
+import math
+import threading
+import time
+from typing import Protocol
+
+from torch.distributed import PrefixStore, Store
+
+from torch_lowcomm._log import logger
+from torch_lowcomm.membership.heartbeat import Heartbeat
+from torch_lowcomm.membership.machine_group import MachineGroup
+from torch_lowcomm.membership.patient_store import PatientStore
+from torch_lowcomm.membership.round_store import RoundStore
+
+_JOINS = 1 << 30  # in place of the outer steps begun: a machine that takes the others' state is not late
+_UNKNOWN_S = 10.0  # grace before an interval has passed
+_LEAST_S = 1.0  # of a grace that follows the interval: less is a link's jitter
+_SHARE = 0.1  # of an interval
+
+
+class Loop(Protocol):
+    """What a watch reads of an outer loop, on the watch's thread."""
+
+    @property
+    def begun(self) -> int:
+        """Outer steps begun in this group."""
+
+    @property
+    def awaited(self) -> int:
+        """The one whose average the loop waits for; 0 while it waits for none."""
+
+
+class QuorumWatch:
+    """A thread of every rank of a machine that looks whether its loop waits for late machines.
+
+    Each machine tells with its signs of life how many outer steps it has begun. Where a loop waits for one that `quorum`
+    machines have begun, and others have not `grace_s` after the last of these, or show no sign of life, the first rank names
+    them at the store: once for each group, so that all machines leave the same ones behind. Every rank that finds some named
+    there ends its connections of the group: the loop's call raises DistBackendError, and the machines form another group
+    without waiting for them (Rounds). A machine that is named does the same, and comes to a later round.
+
+    Args:
+        store: The store of the Membership.
+        machine_id: Id of this machine.
+        beat: Its signs of life; None on a rank that is not its machine's first.
+        timeout_s: Progress deadline of the store's answers.
+        quorum: The number of machines that need not wait for others.
+        grace_s: Seconds that they wait nevertheless; None for a tenth of the time between two outer steps, at least one second,
+            and ten seconds before it is known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        machine_id: str,
+        beat: Heartbeat | None,
+        *,
+        loop: Loop,
+        timeout_s: float,
+        quorum: int,
+        grace_s: float | None,
+    ) -> None:
+        self._store = RoundStore(PatientStore(PrefixStore("lowcomm", store.clone()), timeout_s), machine_id)
+        self._id, self._beat, self._loop, self._quorum, self._given_s = machine_id, beat, loop, quorum, grace_s
+        self._group: MachineGroup | None = None
+        self._joins = False
+        self._since = math.inf  # when the quorum was there for the outer step that is waited for
+        self._waited_for = (0, 0)
+        self._begun, self._begun_at, self._interval_s = 0, 0.0, 0.0
+        self.late: set[str] = set()  # machines that were named, and are not in a group again
+        if beat is not None:
+            beat.place = self._place
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowcomm-quorum", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds for which the quorum waits for others."""
+        if self._given_s is not None:
+            return self._given_s
+        return max(_LEAST_S, _SHARE * self._interval_s) if self._interval_s else _UNKNOWN_S
+
+    def join(self, group: MachineGroup) -> None:
+        """This machine has connected to a group, and may take the others' state before it makes steps."""
+        self._group, self._joins = group, True
+        self.late -= set(group.machines)
+        if len(group.machines) < self._quorum:
+            logger.warning(
+                "DiLoCoX: quorum: expected %d machines or more, got a group of %s: it waits for all of them",
+                self._quorum,
+                ", ".join(group.machines),
+            )
+
+    def begin(self) -> None:
+        """It makes steps in the group."""
+        self._begun = 0
+        self._joins = False
+
+    def rest(self) -> None:
+        """It has given the group up."""
+        self._group = None
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _place(self) -> tuple[int, int]:
+        group = self._group
+        return (0, 0) if group is None else (group.number, _JOINS if self._joins else self._loop.begun)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._pace_s()):
+                group, awaited = self._group, self._loop.awaited
+                self._measure()
+                if group is None or self._joins or awaited == 0:
+                    continue
+                late = self._store.late(group.number) or self._named(group, awaited)
+                if late and self._group is group:
+                    self.late |= set(late) - {self._id}
+                    group.abort()
+                    self._group = None
+        except ConnectionError as error:  # which every method of the Membership raises from now on
+            logger.error("%s", error)
+
+    def _pace_s(self) -> float:
+        pace_s = max(0.1, self.grace_s / 4)
+        if self._beat is None:
+            return min(pace_s, 1.0)
+        self._beat.pace_s = pace_s
+        return min(pace_s, self._beat.interval_s)
+
+    def _measure(self) -> None:
+        begun, now = self._loop.begun, time.monotonic()
+        if begun > self._begun:
+            if self._begun:
+                lasted_s = (now - self._begun_at) / (begun - self._begun)
+                self._interval_s = min(self._interval_s or lasted_s, lasted_s)
+            self._begun, self._begun_at = begun, now
+
+    def _named(self, group: MachineGroup, awaited: int) -> list[str]:
+        """Names the machines that are late, if the quorum has waited for long enough, and returns those that are named."""
+        if self._beat is None:
+            return []
+        now, alive = time.monotonic(), self._beat.alive()
+        if self._waited_for != (group.number, awaited):
+            self._waited_for, self._since = (group.number, awaited), math.inf
+        late = [
+            machine
+            for machine in group.machines
+            if machine != self._id and (machine not in alive or self._beat.place_of(machine) < self._waited_for)
+        ]
+        if not late or len(group.machines) - len(late) < self._quorum:
+            self._since = math.inf
+            return []
+        self._since = min(self._since, now)
+        if now - self._since < self.grace_s:
+            return []
+        named = self._store.name_late(group.number, late)
+        logger.warning(
+            "DiLoCoX: outer step %d of group %d: %s late by %.1f s: going on without",
+            awaited,
+            group.number,
+            ", ".join(named),
+            now - self._since,
+        )
+        return named
