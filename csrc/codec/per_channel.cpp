@@ -47,8 +47,7 @@ class ChannelCodec final : public FloatCodec {
     FloatEnv env;
     std::unique_ptr<float[]> converted;
     const float* x = floats(src, dtype, count, converted);
-    return encodeChannels(table(), dst.data(), dst.data() + up64(meta_), x, count, channels(), form_, rule_,
-                          spec().bits, key);
+    return encodeChannels(dst.data(), dst.data() + up64(meta_), x, count, channels(), form_, rule_, spec().bits, key);
   }
 
   std::vector<uint64_t> blankRefused(void* x, DType dtype, uint64_t count) const override {
@@ -79,8 +78,7 @@ class ChannelCodec final : public FloatCodec {
     decodeFloats(acc, src, count, true);
   }
   void decodeFloats(float* y, std::span<const std::byte> src, uint64_t count, bool add) const {
-    decodeChannels(table(), y, src.data(), src.data() + up64(meta_), count, channels(), form_, centred_, add,
-                   spec().bits);
+    decodeChannels(y, src.data(), src.data() + up64(meta_), count, channels(), form_, centred_, add, spec().bits);
   }
 
   GridForm form_;

@@ -184,8 +184,7 @@ std::vector<Row> rowsOf(const KernelTable* form) {
   for (const char* name : {"qsgd", "sym"})
     add({Loop::encode}, text(name, 4, ":bucket=512,meta=bf16,rotate=1"));
   for (const char* other : {"sym4:bucket=512", "sym4:bucket=512,range=l2", "mid2:bucket=512", "sign1:bucket=512",
-                            "minmax4:axis=channel,C=1024", "fp16", "bf16", "topk:keep=0.01",
-                            "topk:chunk=4096,keep=64,values=sym2", "logbyte", "log9"})
+                            "fp16", "bf16", "topk:keep=0.01", "topk:chunk=4096,keep=64,values=sym2", "logbyte", "log9"})
     add(kAll, other);
   for (DType dtype : {DType::float16, DType::bfloat16}) {
     for (const char* half : {"minmax4:bucket=512", "gauss4:bucket=512", "sym8:bucket=512"})

@@ -259,7 +259,6 @@ constexpr KernelTable kTable = {
     combine<false>,
     combine<true>,
     &kCasts,
-    &kChannels,
     &kSelect,
     &kNoise,
     &kLowRank,

@@ -85,5 +85,5 @@ void combine(float* out, const float* a, const float* b, size_t count) {
   namespace lowcomm::form {                                                                                           \
   constexpr KernelTable kTable = {#form,          LOWCOMM_GRID_LOOPS, &kCodebooks,    &kRotation,     halvesToFloats, \
                                   floatsToHalves, brainsToFloats,     floatsToBrains, combine<false>, combine<true>,  \
-                                  &kCasts,        &kChannels,         &kSelect,       &kNoise,        &kLowRank};     \
+                                  &kCasts,        &kSelect,           &kNoise,        &kLowRank};                     \
   }

@@ -10,7 +10,6 @@
 namespace lowcomm {
 
 struct CastKernels;     // kernels/cast/cast.h
-struct ChannelKernels;  // kernels/per_channel/per_channel.h
 struct SelectKernels;   // kernels/select/select.h
 struct NoiseKernels;    // kernels/noise/noise.h
 struct LowRankKernels;  // kernels/low_rank/low_rank.h
@@ -51,7 +50,6 @@ struct KernelTable {
   void (*difference)(float* out, const float* a, const float* b, size_t count);
 
   const CastKernels* casts;
-  const ChannelKernels* channels;
   const SelectKernels* select;
   const NoiseKernels* noise;
   const LowRankKernels* low_rank;
@@ -89,7 +87,6 @@ const KernelTable& chooseKernels(const char* requested);
   void brainsToFloats(float* y, const uint16_t* x, size_t count); \
   void floatsToBrains(uint16_t* y, const float* x, size_t count); \
   extern const CastKernels kCasts;                                \
-  extern const ChannelKernels kChannels;                          \
   extern const SelectKernels kSelect;                             \
   extern const NoiseKernels kNoise;                               \
   extern const LowRankKernels kLowRank;                           \

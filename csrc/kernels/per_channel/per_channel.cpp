@@ -9,36 +9,50 @@
 
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
-#include "kernels/isa/table.h"
 
 namespace lowcomm {
 
-// ---- the reference of the loops, to be read next to FORMAT.md "Channels" ----
+// ---- the loops over all elements, to be read next to FORMAT.md "Channels"; one form, for no setting that a page
+// recommends has a scale a channel ----
 
 namespace {
 
 constexpr size_t kLanes = 16;
 constexpr size_t kBlock = 512;
 
+// f(a row of scales' worth of elements, how many, its first element's number).
+template <typename F>
+void eachRow(const float* x, size_t count, size_t period, F&& f) {
+  for (size_t e = 0; e < count; e += period)
+    f(x + e, std::min(period, count - e), e);
+}
+
+// Least and largest element, and largest magnitude's bits, of the elements whose index is i modulo `period`.
 void range(float* low, float* high, const float* x, size_t count, size_t period) {
-  for (size_t e = 0; e < count; ++e) {
-    const size_t i = e % period;
-    low[i] = x[e] < low[i] ? x[e] : low[i];
-    high[i] = x[e] > high[i] ? x[e] : high[i];
-  }
+  eachRow(x, count, period, [&](const float* row, size_t n, size_t) {
+    for (size_t i = 0; i < n; ++i) {
+      low[i] = row[i] < low[i] ? row[i] : low[i];
+      high[i] = row[i] > high[i] ? row[i] : high[i];
+    }
+  });
 }
 
-void largest(uint32_t* largest, const float* x, size_t count, size_t period) {
-  for (size_t e = 0; e < count; ++e)
-    largest[e % period] = std::max(largest[e % period], floatBits(x[e]) & 0x7fffffffu);
+void largestBits(uint32_t* largest, const float* x, size_t count, size_t period) {
+  eachRow(x, count, period, [&](const float* row, size_t n, size_t) {
+    for (size_t i = 0; i < n; ++i)
+      largest[i] = std::max(largest[i], floatBits(row[i]) & 0x7fffffffu);
+  });
 }
 
-void sums(float* sums, size_t length, const float* x, const float* down, size_t count, size_t period, bool squares) {
-  for (size_t e = 0; e < count; ++e) {
-    const float y = x[e] * down[e % period];
-    const float term = squares ? y * y : std::fabs(y);
-    sums[e % length] += term;
-  }
+// sums[e mod length] += |y|, or y·y, y = x[e]·down[e mod period], in ascending order; length is a multiple of period.
+void addSums(float* sums, size_t length, const float* x, const float* down, size_t count, size_t period, bool squares) {
+  eachRow(x, count, period, [&](const float* row, size_t n, size_t first) {
+    float* to = sums + first % length;
+    for (size_t i = 0; i < n; ++i) {
+      const float y = row[i] * down[i];
+      to[i] += squares ? y * y : std::fabs(y);
+    }
+  });
 }
 
 // The byte of an element, of the call that serves its lane and 16 rows.
@@ -55,6 +69,7 @@ uint32_t fixedOf(float x, size_t i, const ChannelScales& scales, const GridForm&
   return gridFixed(x, scales.base[i], scales.inverse[i], magic);
 }
 
+// The codes of all elements to `words`. False when an element is NaN or infinite (not found around 0).
 bool encode(std::byte* words, const float* x, size_t count, const ChannelScales& scales, const GridForm& form,
             GridRule rule, int bits, const PhiloxKey& key) {
   const size_t width = static_cast<size_t>(bits), rows = (count % kBlock + kLanes - 1) / kLanes;
@@ -77,6 +92,7 @@ bool encode(std::byte* words, const float* x, size_t count, const ChannelScales&
   return taken;
 }
 
+// y[e] = base + step·code, around 0 (code - base)·step, or y[e] += that.
 void decode(float* y, const std::byte* words, size_t count, const float* base, const float* step, size_t period,
             bool centred, bool add, int bits) {
   const size_t width = static_cast<size_t>(bits);
@@ -92,15 +108,7 @@ void decode(float* y, const std::byte* words, size_t count, const float* base, c
   }
 }
 
-}  // namespace
-
-namespace scalar {
-constexpr ChannelKernels kChannels = {range, largest, sums, encode, decode};
-}  // namespace scalar
-
 // ---- a tensor: scales of its channels, then its codes ----
-
-namespace {
 
 // The number of elements after which a row of scales repeats (ChannelScales).
 size_t periodOf(size_t channels) {
@@ -126,9 +134,9 @@ void fold(std::vector<T>& of_period, size_t channels, F&& better) {
   of_period.resize(channels);
 }
 
-std::vector<uint32_t> largestOf(const ChannelKernels& kernels, const float* x, size_t count, size_t channels) {
+std::vector<uint32_t> largestOf(const float* x, size_t count, size_t channels) {
   std::vector<uint32_t> largest(periodOf(channels), 0);
-  kernels.largest(largest.data(), x, count, largest.size());
+  largestBits(largest.data(), x, count, largest.size());
   return largest;
 }
 
@@ -137,14 +145,13 @@ void foldLargest(std::vector<uint32_t>& largest, size_t channels) {
 }
 
 // Sum of |y| or of y·y over each channel, in the order that FORMAT.md fixes: its element t into partial sum t mod 64.
-std::vector<float> sumsOf(const ChannelKernels& kernels, const float* x, size_t count,
-                          const std::vector<uint32_t>& largest, bool squares) {
+std::vector<float> sumsOf(const float* x, size_t count, const std::vector<uint32_t>& largest, bool squares) {
   const size_t channels = largest.size(), period = periodOf(channels), length = 64 * channels;
   std::vector<float> down(channels), partial(length, 0.0f);
   for (size_t c = 0; c < channels; ++c)
     down[c] = scaleDown(largest[c]);
   down = repeated(std::move(down), period);
-  kernels.sums(partial.data(), length, x, down.data(), count, period, squares);
+  addSums(partial.data(), length, x, down.data(), count, period, squares);
   for (size_t half = 32; half > 0; half /= 2) {
     for (size_t i = 0; i < half * channels; ++i)
       partial[i] += partial[i + half * channels];
@@ -154,14 +161,13 @@ std::vector<float> sumsOf(const ChannelKernels& kernels, const float* x, size_t 
 }
 
 // The scales of codecs whose ranges are sums, which are computed from x.
-bool scalesOfSums(const ChannelKernels& kernels, std::byte* meta, std::vector<float>& inverse,
-                  std::vector<uint32_t> largest, const float* x, size_t count, size_t channels, const GridForm& form,
-                  bool mean) {
+bool scalesOfSums(std::byte* meta, std::vector<float>& inverse, std::vector<uint32_t> largest, const float* x,
+                  size_t count, size_t channels, const GridForm& form, bool mean) {
   foldLargest(largest, channels);
   for (uint32_t bits_of_largest : largest) {
     if (bits_of_largest >= floatBits(kFiniteLimit)) return false;
   }
-  const std::vector<float> sums = sumsOf(kernels, x, count, largest, !mean);
+  const std::vector<float> sums = sumsOf(x, count, largest, !mean);
   const size_t each = count / channels;
   inverse.resize(channels);
   for (size_t c = 0; c < channels; ++c) {
@@ -190,16 +196,15 @@ bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<u
   return true;
 }
 
-bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
-                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
-  std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
+bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t count, size_t channels,
+                   const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
+  std::vector<uint32_t> largest = largestOf(x, count, channels);
   std::vector<float> inverse;
   const bool mean = rule == GridRule::sign;
-  const bool taken = mean || form.rms
-                         ? scalesOfSums(kernels, meta, inverse, std::move(largest), x, count, channels, form, mean)
-                         : scalesOfLargest(meta, inverse, std::move(largest), channels, form);
+  const bool taken = mean || form.rms ? scalesOfSums(meta, inverse, std::move(largest), x, count, channels, form, mean)
+                                      : scalesOfLargest(meta, inverse, std::move(largest), channels, form);
   if (!taken) return false;
-  return kernels.encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
+  return encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
 }
 
 // The numbers that codes are decoded with: base, or centre, and step.
@@ -217,16 +222,15 @@ void decodingScales(std::vector<float>& base, std::vector<float>& step, const st
 
 }  // namespace
 
-bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words, const float* x, size_t count,
-                    size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
-  const ChannelKernels& kernels = *table.channels;
+bool encodeChannels(std::byte* meta, std::byte* words, const float* x, size_t count, size_t channels,
+                    const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
   if (rule == GridRule::centred || rule == GridRule::sign) {
-    return encodeCentred(kernels, meta, words, x, count, channels, form, rule, bits, key);
+    return encodeCentred(meta, words, x, count, channels, form, rule, bits, key);
   }
   const size_t period = periodOf(channels);
   const float levels = static_cast<float>((1u << bits) - 1);
   std::vector<float> low(period, std::numeric_limits<float>::infinity()), high(period, -low[0]);
-  kernels.range(low.data(), high.data(), x, count, period);
+  range(low.data(), high.data(), x, count, period);
   fold(low, channels, [](float a, float b) { return a < b; });
   fold(high, channels, [](float a, float b) { return a > b; });
 
@@ -249,14 +253,14 @@ bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words,
   inverse = repeated(std::move(inverse), period);
   if (!magic.empty()) magic = repeated(std::move(magic), period);
   const ChannelScales scales{base.data(), inverse.data(), magic.empty() ? nullptr : magic.data(), period};
-  return kernels.encode(words, x, count, scales, form, rule, bits, key);
+  return encode(words, x, count, scales, form, rule, bits, key);
 }
 
-void decodeChannels(const KernelTable& table, float* y, const std::byte* meta, const std::byte* words, size_t count,
-                    size_t channels, const GridForm& form, bool centred, bool add, int bits) {
+void decodeChannels(float* y, const std::byte* meta, const std::byte* words, size_t count, size_t channels,
+                    const GridForm& form, bool centred, bool add, int bits) {
   std::vector<float> base, step;
   decodingScales(base, step, meta, channels, form, centred);
-  table.channels->decode(y, words, count, base.data(), step.data(), base.size(), centred, add, bits);
+  decode(y, words, count, base.data(), step.data(), base.size(), centred, add, bits);
 }
 
 }  // namespace lowcomm
