@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_lowcomm._version import __version__
-from torch_lowcomm.cli import bench, doctor, info, plan, relay, run, secret
+from torch_lowcomm.cli import bench, doctor, info, plan, relay, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     version = f"torch_lowcomm {__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (info, doctor, plan, run, bench, secret, relay):
+    for command in (info, doctor, plan, run, bench, relay):
         name = command.__name__.rsplit(".", 1)[-1]
         sub = commands.add_parser(name, help=(command.__doc__ or "").splitlines()[0], description=command.__doc__)
         command.add_arguments(sub)

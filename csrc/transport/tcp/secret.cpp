@@ -67,7 +67,7 @@ std::string readFile(const std::string& path) {
 }  // namespace
 
 Secret::Secret(const std::string& text, const std::string& what) : text_(trimmed(text)), from_(what) {
-  const std::string expected = what + ": expected 32 random bytes as text (`python -m torch_lowcomm secret`), got ";
+  const std::string expected = what + ": expected 32 random bytes as text (`openssl rand -hex 32`), got ";
   if (text_.size() < kLeast || text_.size() > kMost) {
     throw ValueError(expected + std::to_string(text_.size()) + " characters, where " + std::to_string(kLeast) +
                      " ... " + std::to_string(kMost) + " may be");

@@ -6,7 +6,7 @@
 namespace lowcomm::tcp {
 
 // The text that all ranks of a job share and no other process has: at least 32 random bytes, as base64 or hexadecimal
-// digits (RFC 9257, section 4.2: a guessed secret protects nothing). `python -m torch_lowcomm secret` makes one.
+// digits (RFC 9257, section 4.2: a guessed secret protects nothing). `openssl rand -hex 32` makes one.
 class Secret {
  public:
   // ValueError naming `what`, but not the text, where it is too short for 32 random bytes, longer than 4096
