@@ -1,6 +1,7 @@
 // An outer loop goes on in other groups: sites that are behind take the outer state and the progress of those ahead.
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -180,7 +181,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   history_.leave();
   groups_ = std::move(stripes);
   history_.join(groups_);
-  place_.begun = 0;
+  place_.begun = std::numeric_limits<int64_t>::max();  // it is late for nothing while it takes over
   // The site's training goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
@@ -245,6 +246,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     clock_.leaveOut(fragments_, arrival.late_s);
   }
   clock_.resume();
+  place_.begun = 0;
   history_.formed = true;
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }

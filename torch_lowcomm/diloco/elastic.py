@@ -1,5 +1,6 @@
 """An outer loop's group over time: the same ranks always, or machines that come and go, for whom it is formed again."""
 
+import weakref
 from typing import Any
 
 from torch.distributed import DistBackendError
@@ -51,6 +52,7 @@ class Elastic(Fixed):
         self._watch: QuorumWatch | None = None
         if options.quorum is not None:
             self._watch = members.watch(outer, options.quorum, options.grace_s)
+            weakref.finalize(self, self._watch.stop)  # at the end of the process too
         self._first = 0  # outer steps before this group
         self._alive = 0
         self.due = False
@@ -64,16 +66,14 @@ class Elastic(Fixed):
             except DistBackendError as error:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
         if self._watch is not None:
-            self._watch.rest()
+            self._watch.enter(None)
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
             formed = self._members.form(outer.stripes)
             if self._watch is not None:
-                self._watch.join(formed)
+                self._watch.enter(formed)
             try:
                 outer.regroup(list(formed.backends))
-                if self._watch is not None:
-                    self._watch.begin()
                 self._first = outer.report["outer_steps"]
                 self._look()
                 return

@@ -15,7 +15,7 @@ from torch_lowcomm._text_difference import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.machine_group import Connector, MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
-from torch_lowcomm.membership.quorum import Loop, QuorumWatch
+from torch_lowcomm.membership.quorum import QuorumWatch
 from torch_lowcomm.membership.rounds import Rounds
 from torch_lowcomm.membership.site import Site
 
@@ -213,7 +213,7 @@ class Membership(NotCopied):
         if self._beat is not None:
             self._beat.count_step()
 
-    def watch(self, loop: Loop, quorum: int, grace_s: float | None) -> QuorumWatch:
+    def watch(self, loop: _C.DiLoCoX, quorum: int, grace_s: float | None) -> QuorumWatch:
         """Starts a watch on this rank that ends groups with late machines; what does not fit is a ValueError."""
         if quorum < self._min_machines:
             raise ValueError(

@@ -1,35 +1,21 @@
 """Ends the group of an outer loop whose quorum has come to an outer step for which others are late."""
 
-import atexit
 import math
 import threading
 import time
-from typing import Protocol
 
 from torch.distributed import PrefixStore, Store
 
+from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.machine_group import MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.round_store import RoundStore
 
-_JOINS = 1 << 30  # in place of the outer steps begun: a machine that takes the others' state is not late
 _UNKNOWN_S = 10.0  # grace before an interval has passed
 _LEAST_S = 1.0  # of a grace that follows the interval: less is a link's jitter
 _SHARE = 0.1  # of an interval
-
-
-class Loop(Protocol):
-    """What a watch reads of an outer loop, on the watch's thread."""
-
-    @property
-    def begun(self) -> int:
-        """Outer steps begun in this group."""
-
-    @property
-    def awaited(self) -> int:
-        """The one whose average the loop waits for; 0 while it waits for none."""
 
 
 class QuorumWatch:
@@ -57,7 +43,7 @@ class QuorumWatch:
         machine_id: str,
         beat: Heartbeat | None,
         *,
-        loop: Loop,
+        loop: _C.DiLoCoX,
         timeout_s: float,
         quorum: int,
         grace_s: float | None,
@@ -65,7 +51,6 @@ class QuorumWatch:
         self._store = RoundStore(PatientStore(PrefixStore("lowcomm", store.clone()), timeout_s), machine_id)
         self._id, self._beat, self._loop, self._quorum, self._given_s = machine_id, beat, loop, quorum, grace_s
         self._group: MachineGroup | None = None
-        self._joins = False
         self._since = math.inf  # when the quorum was there for the outer step that is waited for
         self._waited_for = (0, 0)
         self._begun, self._begun_at, self._interval_s = 0, 0.0, 0.0
@@ -75,7 +60,6 @@ class QuorumWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowcomm-quorum", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)
 
     @property
     def grace_s(self) -> float:
@@ -84,9 +68,11 @@ class QuorumWatch:
             return self._given_s
         return max(_LEAST_S, _SHARE * self._interval_s) if self._interval_s else _UNKNOWN_S
 
-    def join(self, group: MachineGroup) -> None:
-        """This machine has connected to a group, and may take the others' state before it makes steps."""
-        self._group, self._joins = group, True
+    def enter(self, group: MachineGroup | None) -> None:
+        """This machine has connected to a group; None: it has given its last one up."""
+        self._group = group
+        if group is None:
+            return
         self.late -= set(group.machines)
         if len(group.machines) < self._quorum:
             logger.warning(
@@ -95,15 +81,6 @@ class QuorumWatch:
                 ", ".join(group.machines),
             )
 
-    def begin(self) -> None:
-        """It makes steps in the group."""
-        self._begun = 0
-        self._joins = False
-
-    def rest(self) -> None:
-        """It has given the group up."""
-        self._group = None
-
     def stop(self) -> None:
         """Ends the thread."""
         self._stop.set()
@@ -111,14 +88,14 @@ class QuorumWatch:
 
     def _place(self) -> tuple[int, int]:
         group = self._group
-        return (0, 0) if group is None else (group.number, _JOINS if self._joins else self._loop.begun)
+        return (0, 0) if group is None else (group.number, self._loop.begun)
 
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._pace_s()):
                 group, awaited = self._group, self._loop.awaited
                 self._measure()
-                if group is None or self._joins or awaited == 0:
+                if group is None or awaited == 0:
                     continue
                 late = self._store.late(group.number) or self._named(group, awaited)
                 if late and self._group is group:
@@ -137,11 +114,12 @@ class QuorumWatch:
 
     def _measure(self) -> None:
         begun, now = self._loop.begun, time.monotonic()
-        if begun > self._begun:
-            if self._begun:
-                lasted_s = (now - self._begun_at) / (begun - self._begun)
-                self._interval_s = min(self._interval_s or lasted_s, lasted_s)
-            self._begun, self._begun_at = begun, now
+        if begun == self._begun:
+            return
+        if begun == self._begun + 1 and self._begun:
+            lasted_s = now - self._begun_at
+            self._interval_s = min(self._interval_s or lasted_s, lasted_s)
+        self._begun, self._begun_at = begun, now
 
     def _named(self, group: MachineGroup, awaited: int) -> list[str]:
         """Names the machines that are late, if the quorum has waited for long enough, and returns those that are named."""
