@@ -27,7 +27,6 @@ from torch_lowcomm.groups import connections, exact, flight_record, reset_stats,
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.summary import Summary, print_at_exit, summary  # noqa: E402
-from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_lowcomm import diloco, fsdp, pipeline, planner, subspace
@@ -82,7 +81,6 @@ __all__ = [
     "StoreExchange",
     "SubspaceAdamW",
     "Summary",
-    "TwoLevel",
     "__version__",
     "all_reduce",
     "codec",

@@ -17,8 +17,8 @@ _NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how a
 class HostLevels:
     """The two levels of a rank: ops inside its host are exact, and their part between hosts fails on all its ranks or on none.
 
-    Collective: every rank in the table makes one, else it is a DistBackendError, as a difference of codecs or tables is. The
-    table has the global ranks [hosts, ranks of a host]; the codec is that of all_gather and reduce_scatter between hosts.
+    Collective: every rank in the table makes one, else it is a DistBackendError, as a difference of tables is. The table has
+    the global ranks [hosts, ranks of a host].
 
     Attributes:
         inside: The ranks of this host.
@@ -31,21 +31,18 @@ class HostLevels:
 
     between: dist.ProcessGroup
 
-    def __init__(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
+    def __init__(self, table: torch.Tensor, timeout: timedelta | None) -> None:
         host, self.place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
         self.hosts, self.ranks = table.shape
         self.rows: list[list[int]] = table.tolist()
-        self._order = table[:, self.place].argsort().tolist()  # hosts by their ranks in `between`
         # Hosts first on every rank: each group is made with its own members only.
-        self.inside = _new_group(table[host].tolist(), timeout, "")
+        self.inside = _new_group(table[host].tolist(), timeout)
 
         def join() -> None:
-            policy = f"all_gather={codec}; reduce_scatter={codec}"
-            self.between = _new_group(table[:, self.place].tolist(), timeout, policy)
+            self.between = _new_group(table[:, self.place].tolist(), timeout)
 
         self.run_between("a group between hosts", join)
-        # The groups between hosts compare their policies, which have the codec.
-        self.expect_same("codec and hosts", f"{codec} between {self.hosts} hosts of {self.ranks} ranks")
+        self.expect_same("hosts", f"{self.hosts} hosts of {self.ranks} ranks")
 
     def expect_same(self, what: str, mine: str) -> None:
         """Compares a text inside this host; DistBackendError where ranks differ."""
@@ -81,21 +78,12 @@ class HostLevels:
                 if place != self.place:
                     piece.copy_(came)
 
-    def all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
-    ) -> None:
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any]) -> None:
         """Gathers [n] of every rank into [hosts · ranks · n], host by host. `between` fills the column [hosts, n] of the ranks at
-        this place; by default the group's policy does.
+        this place.
         """
         column = input.new_empty(self.hosts, input.numel())  # of the ranks at this place of every host
-        gather = between or (
-            lambda column: dist.all_gather(self._ordered(column), input.reshape(-1), group=self.between)
-        )
-        self.run_between(
-            "all_gather",
-            lambda: gather(column),
-            alone=lambda: column.copy_(input.reshape(1, -1)),
-        )
+        self.run_between("all_gather", lambda: between(column), alone=lambda: column.copy_(input.reshape(1, -1)))
         by_place = output.view(self.hosts, self.ranks, input.numel()).unbind(1)
         if self.ranks > 1:
             dist.all_gather(list(by_place), column, group=self.inside)
@@ -107,10 +95,10 @@ class HostLevels:
         output: torch.Tensor,
         input: torch.Tensor,
         op: dist.ReduceOp,
-        between: Callable[[torch.Tensor], Any] | None = None,
+        between: Callable[[torch.Tensor], Any],
     ) -> None:
-        """Reduces [hosts · ranks · n], host by host, to this rank's [n], by SUM or AVG, or PREMUL_SUM where `between` does not
-        apply the factor again. It reduces the column [hosts, n] of this host's sums; by default the group's policy does.
+        """Reduces [hosts · ranks · n], host by host, to this rank's [n], by SUM or AVG, or PREMUL_SUM where `between`, which
+        reduces the column [hosts, n] of this host's sums, does not apply the factor again.
         """
         by_place = input.view(self.hosts, self.ranks, output.numel()).unbind(1)
         column = input.new_empty(self.hosts, output.numel())  # this host's sums for this place of every host
@@ -118,15 +106,7 @@ class HostLevels:
             self.reduce_inside(column, list(by_place), op)
         else:
             column.copy_(by_place[0])
-        reduce = between or (lambda column: dist.reduce_scatter(output, self._ordered(column), op, group=self.between))
-        self.run_between(
-            "reduce_scatter",
-            lambda: reduce(column),
-            alone=lambda: output.copy_(column.view_as(output)),
-        )
-
-    def _ordered(self, column: torch.Tensor) -> list[torch.Tensor]:
-        return [column[host] for host in self._order]
+        self.run_between("reduce_scatter", lambda: between(column), alone=lambda: output.copy_(column.view_as(output)))
 
     def reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
         """Reduces the inputs of this host's ranks, one for each of them, exactly."""
@@ -175,6 +155,6 @@ class HostLevels:
         return [bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore") for note in everybodys]
 
 
-def _new_group(ranks: list[int], timeout: timedelta | None, policy: str) -> dist.ProcessGroup:
-    options = _C.Options(policy, min_bytes=0)
+def _new_group(ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
+    options = _C.Options("", min_bytes=0)
     return dist.new_group(ranks, timeout=timeout, backend="lowcomm", pg_options=options, use_local_synchronization=True)

@@ -31,7 +31,7 @@ def hosts_of(
     if not isinstance(hosts, DeviceMesh | str | list):
         raise TypeError(f"{who}: hosts: expected {AUTO!r}, {FLAT!r} or a DeviceMesh, got {type(hosts).__name__}")
     if not isinstance(hosts, str):
-        table = torch.tensor(hosts) if isinstance(hosts, list) else table_of_mesh(who, hosts)
+        table = torch.tensor(hosts) if isinstance(hosts, list) else _table_of_mesh(who, hosts)
         ranks = backend.options.global_ranks_in_group
         if sorted(table.flatten().tolist()) != sorted(ranks) or len(table) < least:
             raise ValueError(
@@ -50,7 +50,7 @@ def hosts_of(
     return None
 
 
-def table_of_mesh(who: str, mesh: DeviceMesh) -> torch.Tensor:
+def _table_of_mesh(who: str, mesh: DeviceMesh) -> torch.Tensor:
     """Returns the table of a mesh [hosts, ranks of a host], of which each host's ranks ascend, as new_group numbers them; one of
     other dimensions, or without this rank, is a ValueError.
     """

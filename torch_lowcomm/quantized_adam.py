@@ -114,7 +114,7 @@ class QuantizedAdam(NotCopied, torch.optim.Optimizer):
             table = hosts_of("QuantizedAdam", backend, hosts)
             if table is not None:
                 backend.agree_on_texts("QuantizedAdam", [("hosts", str(table.tolist()))])
-                levels = HostLevels(table, "none", backend.options.timeout)
+                levels = HostLevels(table, backend.options.timeout)
                 self._shares = AdamShares(levels)
             self._core = _C.QuantizedAdam(
                 backend if table is None else backend_of(levels.between),

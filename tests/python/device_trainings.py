@@ -64,16 +64,6 @@ def fsdp2_on_one_host(rank, device):
     return fsdp2(rank, device, hosts=init_device_mesh(device, (1, 2), mesh_dim_names=("hosts", "ranks")))
 
 
-def two_level(rank, device):
-    two = lc.TwoLevel(init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks")), codec=SYM)
-    x = _batches(rank, device)
-    waiting = [two.all_reduce(one.mul_(2), dist.ReduceOp.AVG, async_op=True) for one in x]
-    for one, future in zip(x, waiting, strict=True):
-        future.wait()
-        one.add_(1)
-    return x
-
-
 def diloco(rank, device, **options):
     model = nn.Sequential(*_layers()).to(device)
     inner = torch.optim.SGD(model.parameters(), lr=1e-2, foreach=False)

@@ -33,7 +33,7 @@ class Way:
         """Makes the two levels of a table of hosts, if there is one. Collective then."""
         if table is None:
             return Way(group, None, None)
-        return Way(group, HostLevels(table, "none", timeout), OpQueue("lowcomm-ddp"))
+        return Way(group, HostLevels(table, timeout), OpQueue("lowcomm-ddp"))
 
     @property
     def rows(self) -> str | list[list[int]]:
@@ -72,7 +72,7 @@ class Step:
         apart = [view for entry, view in pairs if entry.rank is None]
         if self._way.queue is not None and not buffer.is_sparse:
             run = functools.partial(self._over_hosts, buffer, coded, apart if coded else [buffer])
-            ended = self._way.queue.issue(run, [buffer], async_op=True)
+            ended = self._way.queue.issue(run, [buffer])
             self._exact.append(buffer)  # the host's other ranks know no more of this rank's codes than their result
         elif not coded:
             ended = self._average(buffer, self._way.group)
@@ -87,7 +87,7 @@ class Step:
     def roll_back(self) -> None:
         """Restores the compressions of a step that did not come to its end."""
         if self._way.queue is not None and self._futures:
-            self._way.queue.issue(lambda: None, [torch.empty(0)], async_op=False)  # behind what lends compressions
+            self._way.queue.issue(lambda: None, [torch.empty(0)]).wait()  # behind what lends compressions
         for compression in self._lent:
             compression.roll_back()
         self._lent.clear()

@@ -52,7 +52,7 @@ class HostComms(NotCopied):
     _instead = "make a new one"
 
     def __init__(self, table: torch.Tensor, timeout: timedelta | None) -> None:
-        self._levels = HostLevels(table, "none", timeout)
+        self._levels = HostLevels(table, timeout)
         self.inside, self.between = self._levels.inside, self._levels.between
         self._queue = OpQueue("lowcomm-two-level")
 
@@ -88,9 +88,7 @@ class HostComms(NotCopied):
         return self._issue(lambda: self._levels.reduce_scatter(output, input, op, between), [output, input])
 
     def _issue(self, run: Any, tensors: list[torch.Tensor]) -> dist.Work:
-        future = self._queue.issue(run, tensors, async_op=True)
-        assert future is not None
-        return _FutureWork(future)
+        return _FutureWork(self._queue.issue(run, tensors))
 
 
 class _FutureWork(dist.Work):

@@ -19,7 +19,6 @@ DATA_PARALLEL = (
     trainings.fsdp2_without_overlap,
     trainings.fsdp2_over_hosts,
     trainings.fsdp2_on_one_host,
-    trainings.two_level,
     trainings.quantized_adam,
 )
 # Subspaces on a device need a build with kernels.

@@ -157,3 +157,12 @@ def test_a_stock_ddp_script(tmp_path):
 def test_a_framework(tmp_path, package, body):
     recipes.needs(*([package, "accelerate"] if package == "transformers" else [package]))
     _recipe(tmp_path, body)
+
+
+@pytest.mark.later
+def test_a_tensor_travels_once_a_host(tmp_path):
+    (ended,) = recipes.launch(tmp_path, "One copy a host for a tensor", [(4, {}, tmp_path)])
+    said = recipes.output(tmp_path)
+    assert ended.code == 0, said + recipes.output(tmp_path, "stderr")
+    sums = [line.split("checksum ")[1] for line in said.splitlines() if "checksum " in line]
+    assert len(sums) == 4 and len(set(sums)) == 1, said

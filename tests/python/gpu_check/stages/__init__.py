@@ -27,5 +27,5 @@ TRAININGS = {
     "pipeline": ("pipeline", "pipeline_of_changes"),
     "subspace": ("subspace",),
     "adam": ("quantized_adam",),
-    "two_level": ("two_level", "fsdp2_over_hosts", "fsdp2_on_one_host"),
+    "two_level": ("fsdp2_over_hosts", "fsdp2_on_one_host"),
 }
