@@ -36,7 +36,7 @@ class MachineRanks:
             if "cpu" not in devices:
                 raise ValueError(
                     "SeedReplay: expected a mesh whose ranks gather bytes in host memory too, as with "
-                    f'init_process_group("cpu:gloo,cuda:nccl"), got a group for {", ".join(devices)}'
+                    f'init_process_group("cpu:lowcomm,cuda:nccl"), got a group for {", ".join(devices)}'
                 )
         self.ranks = mesh.mesh.flatten().tolist()
         self.first = not any(coordinate)
