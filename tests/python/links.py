@@ -20,11 +20,17 @@ def expect_labs(*needed):
         pytest.skip(str(why))
 
 
-def add_interfaces(lab, name):
-    """Joins hosts 0 and 1 of a lab by a second, unshaped pair of interfaces, 10.99.0.1 and .2; returns their namespaces."""
-    spaces = [lab.namespace(host) for host in (0, 1)]
-    tools.ip("link", "add", name, "type", "veth", "peer", "name", name, "netns", spaces[1], inside=spaces[0])
+def add_interfaces(lab, name, network=99, *, joined=True):
+    """Gives the hosts of a lab second, unshaped interfaces, 10.99.0.1, .2, …, which lead nowhere unless they are joined; returns
+    their namespaces.
+    """
+    spaces = [lab.namespace(host) for host in range(lab.hosts)]
+    tools.ip("link", "add", name, "type", "bridge", "forward_delay", "0", inside=lab.switch)
+    tools.ip("link", "set", name, "up", inside=lab.switch)
     for host, space in enumerate(spaces):
-        tools.ip("address", "add", f"10.99.0.{host + 1}/24", "dev", name, inside=space)
+        plug = f"{name}{host}"
+        tools.ip("link", "add", plug, "type", "veth", "peer", "name", name, "netns", space, inside=lab.switch)
+        tools.ip("link", "set", plug, *(("master", name) if joined else ()), "up", inside=lab.switch)
+        tools.ip("address", "add", f"10.{network}.0.{host + 1}/24", "dev", name, inside=space)
         tools.ip("link", "set", name, "up", inside=space)
     return spaces

@@ -77,6 +77,20 @@ std::shared_ptr<Endpoint> Endpoint::shared() {
   return endpoint;
 }
 
+std::shared_ptr<Delivery> Endpoint::send(MessageStream& channel, uint32_t tag, std::span<const std::byte> data,
+                                         std::function<void()> then) {
+  auto delivery = channel.send(tag, data, ++places_, std::move(then));
+  wake();
+  return delivery;
+}
+
+std::shared_ptr<Delivery> Endpoint::receive(MessageStream& channel, uint32_t tag, std::span<std::byte> room,
+                                            std::function<void()> then) {
+  auto delivery = channel.receive(tag, room, std::move(then));
+  if (delivery->came_early) wake();
+  return delivery;
+}
+
 void Endpoint::add(const std::shared_ptr<Link>& link) {
   {
     std::lock_guard lock(mutex_);

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -55,9 +57,11 @@ class Endpoint {
   static constexpr std::chrono::seconds kStays{2};
   void remove(const std::shared_ptr<Link>& link);
 
-  // The place of a message among all that leave this process. wake(): there is something to write.
-  uint64_t takePlace() { return ++places_; }
-  void wake() { waker_.wake(); }
+  // MessageStream::send and receive. A message leaves after all that this process has sent before.
+  std::shared_ptr<Delivery> send(MessageStream& channel, uint32_t tag, std::span<const std::byte> data,
+                                 std::function<void()> then = {});
+  std::shared_ptr<Delivery> receive(MessageStream& channel, uint32_t tag, std::span<std::byte> room,
+                                    std::function<void()> then = {});
 
   // Calls with the links' lock, while the thread rests.
   template <class F>
@@ -83,6 +87,7 @@ class Endpoint {
   void run();
   void turn();
   void failAll(const std::string& why);
+  void wake() { waker_.wake(); }         // there is something to write
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void halt();
   bool stays();

@@ -109,8 +109,8 @@ void Forwarder::turn() {
 bool Forwarder::move(Stream& stream) {
   try {
     if (stream.listens && !enter(stream)) return true;
-    const bool has_received = drain(stream), has_sent = fill(stream);
-    if (has_received || has_sent) endpoint_->wake();
+    drain(stream);
+    fill(stream);
     return !stream.is_read || !stream.sending.empty();
   } catch (const std::exception& error) {  // the channel's, or a message that no peer of this version sends
     if (!what_.empty() && std::strstr(error.what(), kChannelClosed) == nullptr) logLine(what_ + ": " + error.what());
@@ -129,26 +129,26 @@ bool Forwarder::enter(Stream& stream) {
   return true;
 }
 
-// From the channel to the socket. Returns whether there may be a word for the peer.
-bool Forwarder::drain(Stream& stream) {
-  for (bool has_received = false;; has_received = true) {
+// From the channel to the socket.
+void Forwarder::drain(Stream& stream) {
+  for (;;) {
     while (stream.begin < stream.end) {
       const ssize_t count = ::send(stream.socket.get(), stream.come.data() + stream.begin, stream.end - stream.begin,
                                    MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (count < 0 && wouldBlock()) return has_received;
+      if (count < 0 && wouldBlock()) return;
       if (count < 0) throw TransportError(TransportError::Kind::closed, 0, kChannelClosed);  // by the socket
       stream.begin += count;
     }
-    if (!stream.receiving) stream.receiving = stream.link->channel.receive(0, stream.come, [this] { waker_.wake(); });
-    if (!stream.receiving->ended()) return has_received;
+    if (!stream.receiving)
+      stream.receiving = endpoint_->receive(stream.link->channel, 0, stream.come, [this] { waker_.wake(); });
+    if (!stream.receiving->ended()) return;
     stream.begin = 0;
     stream.end = std::exchange(stream.receiving, nullptr)->wait(0, milliseconds(0));
   }
 }
 
-// From the socket to the channel. Returns whether there is something to write.
-bool Forwarder::fill(Stream& stream) {
-  bool has_sent = false;
+// From the socket to the channel.
+void Forwarder::fill(Stream& stream) {
   while (!stream.sending.empty() && stream.sending.front().delivery->ended()) {
     stream.sending.front().delivery->wait(0, milliseconds(0));
     stream.sending.pop_front();
@@ -160,12 +160,10 @@ bool Forwarder::fill(Stream& stream) {
       stream.is_read = true;
       break;
     }
-    has_sent = true;
     Sending& next = stream.sending.emplace_back();
     next.bytes.assign(read_.begin(), read_.begin() + count);
-    next.delivery = stream.link->channel.send(0, next.bytes, endpoint_->takePlace(), [this] { waker_.wake(); });
+    next.delivery = endpoint_->send(stream.link->channel, 0, next.bytes, [this] { waker_.wake(); });
   }
-  return has_sent;
 }
 
 }  // namespace lowcomm::tcp

@@ -60,8 +60,8 @@ class Forwarder {
   void run();
   void turn();
   bool move(Stream& stream);
-  bool fill(Stream& stream);
-  bool drain(Stream& stream);
+  void fill(Stream& stream);
+  void drain(Stream& stream);
   bool enter(Stream& stream);
 
   const std::shared_ptr<Endpoint> endpoint_;

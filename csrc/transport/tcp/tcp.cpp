@@ -58,15 +58,11 @@ class TcpTransport final : public Transport {
   int size() const override { return static_cast<int>(links_.size()); }
 
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
-    auto delivery = channel(lane, peer, tag).send(tag, data, endpoint_->takePlace());
-    endpoint_->wake();
-    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
+    return std::make_unique<TcpTransfer>(peer, endpoint_->send(channel(lane, peer, tag), tag, data));
   }
 
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    auto delivery = channel(lane, peer, tag).receive(tag, data);
-    if (delivery->came_early) endpoint_->wake();
-    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
+    return std::make_unique<TcpTransfer>(peer, endpoint_->receive(channel(lane, peer, tag), tag, data));
   }
 
   void cancel(Lane lane) override {
@@ -250,15 +246,14 @@ class GroupMaker {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_ && (isMeasured(peer) || hasWays(peer, ways))) waitFor(*transport_->links(peer)[0]);
     }
-    // Two ranks at a time, in one order on all, so that no two wait for each other.
-    for (int peer = 0; peer < size_; ++peer) {
+    // Two ranks have the same turn, and each rank has one in it at most, so that no two wait for each other.
+    std::vector<tcp::Pair> pairs;
+    for (int turn = 0; turn < size_; ++turn) {
+      const int peer = (turn - rank_ + size_) % size_;
       if (peer == rank_ || !hasWays(peer, ways)) continue;
-      Link& control = *transport_->links(peer)[0];
-      if (routes_[peer].dials)
-        tcp::takeFastestWay(endpoint_, routes_[peer], control, end_);
-      else
-        tcp::offerWays(endpoint_, routes_[peer], ways, control, end_);
+      pairs.push_back({routes_[peer], *transport_->links(peer)[0], routes_[peer].dials ? 0 : ways});
     }
+    tcp::takeFastestWays(endpoint_, pairs, end_);
     for (tcp::Route& route : routes_) {
       const int bulk = route.peer == rank_ ? 0 : bulkChannels(route);
       route.is_one_of_several = connections_ == 0 && bulk > 1;

@@ -17,19 +17,28 @@ using Addresses = std::vector<std::pair<std::string, Address>>;
 // of IPv4, and no loopback.
 bool isWay(const std::string& address);
 
-// Two ranks whose control channel is connected find out by which of the accepting rank's ways messages travel fastest,
-// once for every two processes; both call it where that rank has two or more, before `end`, which is of the group's
-// making. The dialling rank connects by each way, over channels for this alone, and times a message of 128 KiB over
-// each, one after the other; a way that does not connect within a third of a second and some round trips, or takes
-// more than 5 seconds, counts as none. It then tells the other which it takes: the first, unless another one is 1.5
-// times as fast.
+// Two ranks whose control channel is connected, as one of them has them. `route` is that of the two. `offered`: the
+// ways to this rank, if the other one dials; else 0.
+struct Pair {
+  Route& route;
+  Link& control;
+  size_t offered = 0;
+};
+
+// The pairs of this rank whose accepting rank has two ways or more find out by which messages travel fastest, once for
+// every two processes, before `end`, which is of the group's making; both ranks of a pair take part.
 //
-// `route` is that of the two, `control` their control channel. Throws the TransportError that `control` fails with.
-
-// The dialling rank's part: puts the chosen address first in the route, and logs a line if it was not.
-void takeFastestWay(Endpoint& endpoint, Route& route, Link& control, Clock::time_point end);
-
-// The accepting rank's part: receives what the other sends until that one has decided.
-void offerWays(Endpoint& endpoint, const Route& route, size_t ways, Link& control, Clock::time_point end);
+// 1. The dialling ranks of all pairs connect by all ways at once, over channels for this alone. A way that does not
+//    connect within a third of a second, some round trips and 20 ms for each pair counts as none. Dead addresses cost a
+//    group that once.
+// 2. If a pair has two ways or more then, the dialling rank times a message of 128 KiB over each, one after the other.
+// A
+//    message that takes more than 5 seconds ends its way. A rank times in one pair at a time: in the order of `pairs`,
+//    in which no two ranks may wait for each other.
+// 3. The dialling rank tells the other that it has decided, and puts the address that it takes first in the route: the
+//    first way, unless another one is 1.5 times as fast, which a line in the log says.
+//
+// Throws the TransportError that a control channel fails with.
+void takeFastestWays(Endpoint& endpoint, const std::vector<Pair>& pairs, Clock::time_point end);
 
 }  // namespace lowcomm::tcp
