@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/process.h"
+#include "base/signals.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -212,6 +213,21 @@ std::chrono::milliseconds Endpoint::writeAll() {
     first->write();
     pace_.sent(first->sent() - before);
   }
+}
+
+milliseconds left(Clock::time_point end) {
+  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end - Clock::now()));
+}
+
+void rest() {
+  runSignalHandlers();
+  std::this_thread::sleep_for(milliseconds(2));
+}
+
+void waitFor(Delivery& delivery, int peer, Clock::time_point end) {
+  while (!delivery.ended() && Clock::now() < end)
+    rest();
+  delivery.wait(peer, left(end));
 }
 
 std::pair<size_t, uint64_t> Endpoint::relayed() {

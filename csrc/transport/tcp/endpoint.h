@@ -109,6 +109,12 @@ class Endpoint {
   std::thread thread_;
 };
 
+// For threads that wait for the endpoint's: the time until `end`, at least a millisecond; a pause of some milliseconds,
+// and Delivery::wait, which run signal handlers.
+std::chrono::milliseconds left(Clock::time_point end);
+void rest();
+void waitFor(Delivery& delivery, int peer, Clock::time_point end);
+
 // Held while a group is being made (Admission::expect). The endpoint outlives it.
 class Expectation {
  public:

@@ -1,17 +1,14 @@
 #include "transport/tcp/tcp.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <random>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "base/signals.h"
 #include "transport/tcp/pace.h"
 #include "transport/tcp/ways.h"
 
@@ -121,14 +118,10 @@ class TcpTransport final : public Transport {
 };
 
 constexpr const char* kGroupKey = "lowcomm/tcp/group";
+constexpr uint32_t kConnectionsTag = 0xfffffffd;  // of the control channel: no op has it
 
 std::string keyOf(int rank) {
   return "lowcomm/tcp/" + std::to_string(rank);
-}
-
-// The store's key for the number of bulk channels between two ranks.
-std::string keyOf(int low, int high) {
-  return "lowcomm/tcp/" + std::to_string(low) + "-" + std::to_string(high);
 }
 
 // A random number drawn by rank 0: it keeps out processes that have no access to the rendezvous.
@@ -233,6 +226,7 @@ class GroupMaker {
         timeout_(timeout),
         end_(Clock::now() + timeout),
         endpoint_(*endpoint),
+        bulk_(size, std::max(connections, 1)),
         transport_(std::make_unique<TcpTransport>(endpoint, rank, size)) {}
 
   std::unique_ptr<Transport> run() {
@@ -254,10 +248,10 @@ class GroupMaker {
       pairs.push_back({routes_[peer], *transport_->links(peer)[0], routes_[peer].dials ? 0 : ways});
     }
     tcp::takeFastestWays(endpoint_, pairs, end_);
+    countBulkChannels();
     for (tcp::Route& route : routes_) {
-      const int bulk = route.peer == rank_ ? 0 : bulkChannels(route);
-      route.is_one_of_several = connections_ == 0 && bulk > 1;
-      for (int i = 0; i < bulk; ++i)
+      route.is_one_of_several = connections_ == 0 && bulk_[route.peer] > 1;
+      for (uint32_t i = 0; route.peer != rank_ && i < bulk_[route.peer]; ++i)
         transport_->add(route);
     }
     for (int peer = 0; peer < size_; ++peer) {
@@ -268,10 +262,6 @@ class GroupMaker {
   }
 
  private:
-  milliseconds left() const {
-    return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end_ - Clock::now()));
-  }
-
   void introduce(const tcp::GroupId& group) {
     rendezvous_.set(keyOf(rank_), introduction(endpoint_));
     std::vector<Addresses> addresses(size_);
@@ -279,7 +269,7 @@ class GroupMaker {
     for (int peer = 0; peer < size_; ++peer) {
       routes_.push_back({group, rank_, peer, 0, endpoint_.incarnation(), 0, {}, {}, endpoint_.tls()});
       if (peer == rank_) continue;
-      rendezvous_.wait(keyOf(peer), left());
+      rendezvous_.wait(keyOf(peer), tcp::left(end_));
       if (hearIntroduction(routes_[peer], rendezvous_.get(keyOf(peer)))) loss_based_[peer] = true;
       addresses[peer] = routes_[peer].addresses;
     }
@@ -301,42 +291,27 @@ class GroupMaker {
   // not suffice.
   bool isMeasured(int peer) const { return peer != rank_ && connections_ == 0 && (size_ > 2 || loss_based_[peer]); }
 
-  // The lower of two ranks measures the round trip and decides.
-  int bulkChannels(const tcp::Route& route) {
-    if (!isMeasured(route.peer)) return std::max(connections_, 1);
-    const std::string key = keyOf(std::min(rank_, route.peer), std::max(rank_, route.peer));
-    if (rank_ < route.peer) {
-      const Link& control = *transport_->links(route.peer)[0];
+  // Sets `bulk_`. The lower of two ranks measures the round trip and decides.
+  void countBulkChannels() {
+    std::vector<std::shared_ptr<tcp::Delivery>> numbers(size_);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!isMeasured(peer)) continue;
+      Link& control = *transport_->links(peer)[0];
+      const auto number = std::as_writable_bytes(std::span(&bulk_[peer], 1));
+      if (rank_ > peer) {
+        numbers[peer] = endpoint_.receive(control.channel, kConnectionsTag, number);
+        continue;
+      }
       const ConnectionReport way = endpoint_.locked([&] { return control.report(); });
       // For a relayed connection the round trip is only the one to the relay, which joins few.
-      const int bulk = way.path == "direct" ? tcp::connectionsOver(way.least_round_trip_s, size_) : 1;
-      rendezvous_.set(key, std::to_string(bulk));
-      return bulk;
+      bulk_[peer] = way.path == "direct" ? tcp::connectionsOver(way.least_round_trip_s, size_) : 1;
+      numbers[peer] = endpoint_.send(control.channel, kConnectionsTag, number);
     }
-    waitFor(key, route.peer);
-    const std::string text = rendezvous_.get(key);
-    int bulk = 0;
-    std::from_chars(text.data(), text.data() + text.size(), bulk);
-    if (bulk < 1 || bulk > tcp::kFarConnections)
-      throw WireError(key + ": expected 1 ... " + std::to_string(tcp::kFarConnections) + ", got '" + text + "'");
-    return bulk;
-  }
-
-  // A moment at a time: a peer that is gone sets nothing. What fails sooner is the rendezvous itself.
-  void waitFor(const std::string& key, int peer) const {
-    tcp::MessageStream& control = transport_->links(peer)[0]->channel;
-    for (;;) {
-      const milliseconds moment = std::min(left(), milliseconds(200));
-      const auto begin = Clock::now();
-      try {
-        return rendezvous_.wait(key, moment);
-      } catch (const std::exception& error) {
-        if (control.failed()) control.send(0, {});  // throws why
-        if (Clock::now() - begin < moment) throw;
-        if (Clock::now() < end_) continue;
-        throw TransportError(Kind::timed_out, peer,
-                             "expected the number of its connections at " + key + " within " +
-                                 std::to_string(timeout_.count()) + " ms, got none: " + error.what());
+    for (int peer = 0; peer < size_; ++peer) {
+      if (numbers[peer]) tcp::waitFor(*numbers[peer], peer, end_);
+      if (bulk_[peer] < 1 || bulk_[peer] > std::max<uint32_t>(connections_, tcp::kFarConnections)) {
+        throw WireError("connections with rank " + std::to_string(peer) + ": expected 1 ... " +
+                        std::to_string(tcp::kFarConnections) + ", got " + std::to_string(bulk_[peer]));
       }
     }
   }
@@ -351,8 +326,7 @@ class GroupMaker {
                              "expected a connection within " + std::to_string(timeout_.count()) + " ms, got none by " +
                                  tcp::namesOf(link.route().addresses));
       }
-      runSignalHandlers();
-      std::this_thread::sleep_for(milliseconds(2));
+      tcp::rest();
     }
   }
 
@@ -371,6 +345,7 @@ class GroupMaker {
   const milliseconds timeout_;
   const Clock::time_point end_;
   tcp::Endpoint& endpoint_;
+  std::vector<uint32_t> bulk_;  // by peer: how many bulk channels; outlives the control channels that carry it
   std::unique_ptr<TcpTransport> transport_;
   std::vector<tcp::Route> routes_;  // by peer
   std::vector<bool> loss_based_;    // by peer: this rank's congestion control, or the peer's

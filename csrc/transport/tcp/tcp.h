@@ -16,7 +16,7 @@ namespace lowcomm {
 //
 // Returns once this rank has a connection for every channel. Throws TransportError, timed_out or closed, naming the
 // first peer without and the addresses that were tried; ValueError where it cannot listen; what `rendezvous` throws.
-// Keys of the rendezvous: "lowcomm/tcp/group", "lowcomm/tcp/<rank>", "lowcomm/tcp/<lower rank>-<higher rank>".
+// Keys of the rendezvous: "lowcomm/tcp/group", "lowcomm/tcp/<rank>".
 std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size, int connections,
                                       std::chrono::milliseconds timeout,
                                       std::shared_ptr<tcp::Endpoint> endpoint = tcp::Endpoint::shared());

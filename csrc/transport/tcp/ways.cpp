@@ -14,10 +14,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <thread>
 
 #include "base/process.h"
-#include "base/signals.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -37,15 +35,6 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 std::string hostOf(const std::string& address) {
   return address.substr(0, address.rfind(':'));
-}
-
-milliseconds left(Clock::time_point end) {
-  return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end - Clock::now()));
-}
-
-void rest() {
-  runSignalHandlers();
-  std::this_thread::sleep_for(milliseconds(2));
 }
 
 // The channels of the ways, which end with this.
@@ -154,9 +143,9 @@ class Comparison {
     if (pair_.offered > 0)
       tell(kReady);
     else
-      wait(*ready_[1]);
+      waitFor(*ready_[1], pair_.route.peer, end_);
     if (!decided_) decide(fastest());
-    wait(*decided_);
+    waitFor(*decided_, pair_.route.peer, end_);
     channels_.end();
   }
 
@@ -173,12 +162,6 @@ class Comparison {
 
   // Empty: the control channel may outlive a wait that an error ends, and the memory of what it waits for.
   std::shared_ptr<Delivery> tell(uint32_t tag) { return endpoint_.send(pair_.control.channel, tag, {}); }
-
-  void wait(Delivery& delivery) const {
-    while (!delivery.ended() && Clock::now() < end_)
-      rest();
-    delivery.wait(pair_.route.peer, left(end_));
-  }
 
   std::ptrdiff_t count() const {
     return std::ranges::count_if(connected_, [](const Link* link) { return link; });

@@ -29,12 +29,10 @@ struct Pair {
 // every two processes, before `end`, which is of the group's making; both ranks of a pair take part.
 //
 // 1. The dialling ranks of all pairs connect by all ways at once, over channels for this alone. A way that does not
-//    connect within a third of a second, some round trips and 20 ms for each pair counts as none. Dead addresses cost a
-//    group that once.
-// 2. If a pair has two ways or more then, the dialling rank times a message of 128 KiB over each, one after the other.
-// A
-//    message that takes more than 5 seconds ends its way. A rank times in one pair at a time: in the order of `pairs`,
-//    in which no two ranks may wait for each other.
+//    connect within a third of a second, some round trips and 20 ms for each pair counts as none.
+// 2. If a pair has two ways or more then, the dialling rank times a message of 128 KiB over one after the other. A way
+//    that takes more than 5 seconds counts as none. A rank times in one pair at a time, in the order of `pairs`, in
+//    which no two ranks may wait for each other.
 // 3. The dialling rank tells the other that it has decided, and puts the address that it takes first in the route: the
 //    first way, unless another one is 1.5 times as fast, which a line in the log says.
 //

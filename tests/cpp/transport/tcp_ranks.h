@@ -35,11 +35,6 @@ class MapRendezvous final : public Rendezvous {
     return values_.at(key);
   }
 
-  bool holds(const std::string& key) {
-    std::lock_guard lock(mutex_);
-    return values_.contains(key);
-  }
-
  private:
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -16,6 +16,7 @@ UNKNOWN, CARRIES = 1, 2  # flags of a hello
 MESSAGE, DELIVERED, OFFERED, WANTED, BODY = range(5)  # kinds of records
 DEADLINE_S = 30.0
 _HEARTBEAT_S = 0.25
+_CONNECTIONS = 2**32 - 3  # the tag of how many connections a bulk lane has
 
 
 def hello(group: bytes, source: int, sink: int, channel: int = 0, incarnation: int = 0, received: int = 0) -> bytes:
@@ -166,8 +167,8 @@ class Lanes:
 
             self.control[peer] = channel(0)
             if size > 2 or congestion == "loss":
-                agreed = store.get(f"lowcomm/tcp/{min(rank, peer)}-{max(rank, peer)}")
-                insist(agreed == b"1", f"one connection for bulk data to a near peer, got {agreed!r}")
+                agreed = self.control[peer].receive(_CONNECTIONS)  # this rank is the higher one
+                insist(agreed == struct.pack("<I", 1), f"one connection for bulk data to a near peer, got {agreed!r}")
             self.bulk[peer] = channel(1)
 
     def close(self) -> None:
