@@ -10,26 +10,11 @@
 
 namespace lowcomm {
 
-namespace {
-
-// Keeps the first line of an error's text: torch appends a stack, line by line.
-template <class F>
-auto inOneLine(F&& read) {
-  try {
-    return read();
-  } catch (const std::exception& error) {
-    const std::string why(error.what());
-    throw std::runtime_error(why.substr(0, why.find('\n')));
-  }
-}
-
-}  // namespace
-
 void StoreRendezvous::set(const std::string& key, const std::string& value) {
   store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
 }
 
-void StoreRendezvous::wait(const std::string& key, std::chrono::milliseconds timeout) {
+std::string StoreRendezvous::get(const std::string& key, std::chrono::milliseconds timeout) {
   std::exception_ptr late;
   bool raised = false;
   const auto ended = [&](std::chrono::milliseconds patience) {
@@ -43,16 +28,14 @@ void StoreRendezvous::wait(const std::string& key, std::chrono::milliseconds tim
       return false;
     }
   };
-  inOneLine([&] {
+  try {
     if (!waitWithSignals(timeout, ended, [&](const std::string&) { raised = true; })) std::rethrow_exception(late);
-  });
-}
-
-std::string StoreRendezvous::get(const std::string& key) {
-  return inOneLine([&] {
     const std::vector<uint8_t> value = store_->get(key);
-    return std::string(value.begin(), value.end());
-  });
+    return {value.begin(), value.end()};
+  } catch (const std::exception& error) {
+    const std::string why(error.what());
+    throw std::runtime_error(why.substr(0, why.find('\n')));  // torch appends a stack, line by line
+  }
 }
 
 }  // namespace lowcomm

@@ -18,8 +18,7 @@ class StoreRendezvous final : public Rendezvous {
   explicit StoreRendezvous(StorePtr store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override;
-  void wait(const std::string& key, std::chrono::milliseconds timeout) override;
-  std::string get(const std::string& key) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
   const StorePtr& store() const { return store_; }
 

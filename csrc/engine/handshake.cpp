@@ -21,8 +21,7 @@ constexpr std::string_view kHost = "host=";  // begins a hello's first line, whi
 
 std::string fetch(Rendezvous& rendezvous, const std::string& key, int peer, std::chrono::milliseconds timeout) {
   try {
-    rendezvous.wait(key, timeout);
-    return rendezvous.get(key);
+    return rendezvous.get(key, timeout);
   } catch (const std::exception& error) {
     throw PeerError("lowcomm: making a group: rank " + std::to_string(peer) + " did not say hello within " +
                         std::to_string(timeout.count()) + " ms: " + error.what(),

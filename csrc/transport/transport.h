@@ -104,11 +104,9 @@ class Rendezvous {
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  // Returns once the key has a value. Throws an exception, whose text is one line, where it has none after `timeout`.
-  virtual void wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
-
-  // The value of a key that has one. Throws as wait() where it cannot be read.
-  virtual std::string get(const std::string& key) = 0;
+  // Returns the value of a key once it has one. Throws an exception, whose text is one line, if it has none after
+  // `timeout` or cannot be read.
+  virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 };
 
 }  // namespace lowcomm

@@ -50,7 +50,7 @@ void FileRendezvous::set(const std::string& key, const std::string& value) {
   if (error) throw ValueError("rendezvous: expected to make " + path.string() + ": " + error.message());
 }
 
-void FileRendezvous::wait(const std::string& key, milliseconds timeout) {
+std::string FileRendezvous::get(const std::string& key, milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!files::exists(pathOf(key))) {
     if (std::chrono::steady_clock::now() > end) {
@@ -59,9 +59,6 @@ void FileRendezvous::wait(const std::string& key, milliseconds timeout) {
     }
     std::this_thread::sleep_for(kPoll);
   }
-}
-
-std::string FileRendezvous::get(const std::string& key) {
   std::ifstream file(pathOf(key), std::ios::binary);
   if (!file) throw ValueError("rendezvous: expected to read " + pathOf(key).string() + ", could not");
   return {std::istreambuf_iterator<char>(file), {}};

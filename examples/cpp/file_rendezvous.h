@@ -19,9 +19,7 @@ class FileRendezvous final : public Rendezvous {
   void set(const std::string& key, const std::string& value) override;
 
   // ValueError naming the key and the folder where it has no value after `timeout`.
-  void wait(const std::string& key, std::chrono::milliseconds timeout) override;
-
-  std::string get(const std::string& key) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
  private:
   std::filesystem::path pathOf(const std::string& key) const;

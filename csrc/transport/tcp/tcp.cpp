@@ -136,8 +136,7 @@ tcp::GroupId agreeOnGroup(Rendezvous& rendezvous, int rank, milliseconds timeout
     rendezvous.set(kGroupKey, std::string(reinterpret_cast<const char*>(group.data()), group.size()));
     return group;
   }
-  rendezvous.wait(kGroupKey, timeout);
-  const std::string text = rendezvous.get(kGroupKey);
+  const std::string text = rendezvous.get(kGroupKey, timeout);
   if (text.size() != group.size()) {
     throw WireError(std::string(kGroupKey) + ": expected " + std::to_string(group.size()) + " bytes, got " +
                     std::to_string(text.size()));
@@ -269,8 +268,8 @@ class GroupMaker {
     for (int peer = 0; peer < size_; ++peer) {
       routes_.push_back({group, rank_, peer, 0, endpoint_.incarnation(), 0, {}, {}, endpoint_.tls()});
       if (peer == rank_) continue;
-      rendezvous_.wait(keyOf(peer), tcp::left(end_));
-      if (hearIntroduction(routes_[peer], rendezvous_.get(keyOf(peer)))) loss_based_[peer] = true;
+      const std::string text = rendezvous_.get(keyOf(peer), tcp::left(end_));
+      if (hearIntroduction(routes_[peer], text)) loss_based_[peer] = true;
       addresses[peer] = routes_[peer].addresses;
     }
     for (tcp::Route& route : routes_) {

@@ -26,12 +26,9 @@ class MapRendezvous final : public Rendezvous {
     values_[key] = value;
     changed_.notify_all();
   }
-  void wait(const std::string& key, milliseconds timeout) override {
+  std::string get(const std::string& key, milliseconds timeout = kLong) override {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) throw std::runtime_error("no " + key);
-  }
-  std::string get(const std::string& key) override {
-    std::lock_guard lock(mutex_);
     return values_.at(key);
   }
 

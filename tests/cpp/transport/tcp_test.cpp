@@ -148,10 +148,9 @@ TEST_P(TcpTransport, WaitsForARankThatIsLate) {
    public:
     explicit Late(Rendezvous& inner) : inner_(inner) {}
     void set(const std::string& key, const std::string& value) override { inner_.set(key, value); }
-    void wait(const std::string& key, milliseconds timeout) override { inner_.wait(key, timeout); }
-    std::string get(const std::string& key) override {
+    std::string get(const std::string& key, milliseconds timeout) override {
       std::this_thread::sleep_for(milliseconds(1500));
-      return inner_.get(key);
+      return inner_.get(key, timeout);
     }
 
    private:
