@@ -7,7 +7,7 @@ from faults.tcp import cases, cli, judge
 from faults.tcp.run import Row, Runner
 from links import expect_labs
 
-# Rows that no other test has: those of test_tcp, test_tcp_link, test_relay and test_secret play the others, and TcpStrangers in
+# Rows that no other test has: those of test_tcp, test_relay and test_secret play the others, and TcpStrangers in
 # tests/cpp those of strangers.
 SHARE = (
     "lost resets,in,coded,plain,2",
@@ -26,6 +26,8 @@ SHARE = (
     "reflected,in,coded,secret,2",
 )
 SLOW = (
+    "silent link,in,coded,plain,2",
+    "silent for good,in,coded,plain,2",
     "router restarts,in,exact,plain,2",
     "relay dies,in,coded,plain,2",
     "behind two routers,in,coded,secret,4",
