@@ -1,8 +1,9 @@
-"""Tell what reaches what: hosts dial the IPv4 addresses of each other, and are told round trips, rates and what to set.
+"""Tell what reaches what: hosts dial each other's addresses, and are told round trips, rates and what to set.
 
 Start it on every host as the job will be started, with torchrun or another launcher. The ranks meet at torch's store and make no
 group, so it also runs where none can be made. The first rank of each host takes part. It listens on all interfaces, on the
-port of LOWCOMM_LISTEN (any free one without), and one of them dials at a time. Rank 0 prints.
+port of LOWCOMM_LISTEN (any free one without), and one of them dials at a time: the IPv4 address of each interface, and its IPv6
+addresses in turn if that does not answer. Rank 0 prints.
 
 columns
   from, to       two ranks; the first one dials
@@ -34,7 +35,7 @@ from torch_lowcomm.cli.sockets import Connection, Listener, chosen_interface, in
 
 _PATIENCE_S, _ACCEPT_S, _QUEUE_S = 3.0, 8.0, 60.0  # for a dial, on both sides; and for what a link's queue may hold
 _NAMES = ("from", "to", "by", "address", "rtt", "there", "back", "there*", "back*")
-_WIDTHS = (5, 5, 11, 16, 10, 10, 10, 10, 10)
+_WIDTHS = (5, 5, 11, 40, 10, 10, 10, 10, 10)
 Row = dict[str, Any]
 
 
@@ -88,7 +89,7 @@ class _Doctor:
     def _examine(self, ranks: int) -> int:
         """The part of a host's first rank."""
         try:
-            listener = Listener(self._rank, ("", _port()), _ACCEPT_S)
+            listener = Listener(self._rank, _port(), _ACCEPT_S)
             mine = _about(self._rank, listener)
         except (OSError, ValueError) as error:
             mine = {"why": f"# rank {self._rank} ({socket.gethostname()}): {error}"}
@@ -98,8 +99,11 @@ class _Doctor:
             self._print("\n".join(wrong))
             return 1
         self._print("#" + report.aligned(_NAMES, _WIDTHS)[1:])
-        ways = [(a, b, by) for a in hosts for b in hosts if a != b for by in hosts[b]["addresses"]]
-        rows = [self._dial(listener, a, b, by, hosts[b]["addresses"][by]) for a, b, by in ways]
+        ways = [(a, b, by, to) for a in hosts for b in hosts if a != b for by, to in hosts[b]["addresses"]]
+        rows: list[Row] = []
+        for a, b, by, to in ways:  # the IPv4 address of an interface before its IPv6 ones
+            if not any(row["reached"] and (row["from"], row["to"], row["by"]) == (a, b, by) for row in rows):
+                rows.append(self._dial(listener, a, b, by, to))
         said = advice(rows, hosts) if len(hosts) > 1 else ["all ranks are on one host: it dials nothing"]
         if self._path and self._rank == 0:
             report.write_json(self._path, ranks=ranks, hosts=len(hosts), rows=rows)
@@ -158,13 +162,13 @@ def _port() -> int:
 
 def _about(rank: int, listener: Listener) -> dict[str, Any]:
     """Returns the rank's name, the interface that it is told to use, and its addresses: those that a group would have."""
-    addresses = {name: (ip, *listener.address[1:]) for name, ip in interfaces().items() if not ip.startswith("127.")}
+    addresses = [(name, (ip, listener.port, listener.token)) for name, ip in interfaces() if not ip.startswith("127.")]
     if advertised := os.environ.get("LOWCOMM_ADVERTISE"):
         host, _, port = advertised.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"LOWCOMM_ADVERTISE: expected host:port, got {advertised!r}")
         outside = int(port) + int(os.environ.get("LOCAL_RANK", 0))
-        addresses = {"advertised": (host, outside, listener.address[2])}
+        addresses = [("advertised", (host.strip("[]"), outside, listener.token))]
     idle = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")  # what a pause does to TCP's window: docs/transport.md
     return {
         "name": f"rank {rank} ({socket.gethostname()})",

@@ -9,10 +9,11 @@ import secrets
 import socket
 import struct
 import time
+from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # of Linux
 _TOKEN_BYTES = 16
-Address = tuple[str, int, str]  # IPv4, port, and what a caller must show
+Address = tuple[str, int, str]  # IPv4 or IPv6, port, and what a caller must show
 
 
 class Connection(contextlib.AbstractContextManager):
@@ -78,18 +79,19 @@ class Connection(contextlib.AbstractContextManager):
 
 
 class Listener(contextlib.AbstractContextManager):
-    """A listening socket of this rank; `address` is what a peer needs to reach it."""
+    """A socket of this rank that listens on all interfaces; `port` and `token` are what a peer needs besides an address."""
 
-    def __init__(self, rank: int, address: tuple[str, int], timeout_s: float) -> None:
+    def __init__(self, rank: int, port: int, timeout_s: float) -> None:
         self._rank, self._timeout_s = rank, timeout_s
-        self._socket = socket.create_server(address)
-        host, port = self._socket.getsockname()
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self.address: Address = (host, port, self._token.hex())
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._socket = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        self.port = self._socket.getsockname()[1]
+        self.token = secrets.token_hex(_TOKEN_BYTES)
 
     def accept(self, peer: int) -> Connection:
         """Accepts the connection of `peer` within the deadline; it closes connections of strangers."""
-        expected = self._token + struct.pack("<I", peer)
+        expected = bytes.fromhex(self.token) + struct.pack("<I", peer)
         end = time.monotonic() + self._timeout_s
         while (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -104,22 +106,27 @@ class Listener(contextlib.AbstractContextManager):
                     return caller
             made.close()
         raise ConnectionError(
-            f"rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
-            f"{self._timeout_s:g} s, got no connection"
+            f"rank {self._rank} expected rank {peer} to connect to port {self.port} within {self._timeout_s:g} s, got no "
+            "connection"
         )
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
-def interfaces() -> dict[str, str]:
-    """Returns the IPv4 address of each network interface that has one, by its name, in the system's order."""
-    found = {}
+def interfaces() -> list[tuple[str, str]]:
+    """Returns names of network interfaces with an address each: the IPv4 ones, in the system's order, then the IPv6 ones."""
+    found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has none
                 answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found[name] = socket.inet_ntoa(answer[20:24])
+                found.append((name, socket.inet_ntoa(answer[20:24])))
+    known = Path("/proc/net/if_inet6")
+    for line in known.read_text().splitlines() if known.exists() else ():
+        number, _, _, scope, _, name = line.split()
+        if scope == "00":  # global
+            found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))))
     return found
 
 

@@ -76,9 +76,9 @@ def test_variables(changes, status, said):
 
 
 def test_a_connection_is_measured_by_both_ends():
-    with Listener(1, ("127.0.0.1", 0), 60) as listener, ThreadPoolExecutor(1) as pool:
+    with Listener(1, 0, 60) as listener, ThreadPoolExecutor(1) as pool:
         followed = pool.submit(lambda: measure(listener.accept(0), 0.3, leads=False))
-        with Connection.to(listener.address, 0, 1, 60) as link:
+        with Connection.to(("127.0.0.1", listener.port, listener.token), 0, 1, 60) as link:
             found = [measure(link, 0.3, leads=True), followed.result()]
     assert len(found[0]["rtt_us"]) == 20 and min(found[0]["rtt_us"]) > 0
     assert all(end[how] > 0 for end in found for how in ("alone", "both"))
