@@ -195,8 +195,9 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
+  const char* title = request->type == c10d::OpType::RECVANYSOURCE ? "recvAnySource" : request->name();  // as torch's
   return c10::make_intrusive<MessageWork>(
-      parts_.group.rank, request->type, profilerTitle(parts_.group.options->name, request->name()),
+      parts_.group.rank, request->type, profilerTitle(parts_.group.options->name, title),
       EngineWork::Name{request->name(), parts_.group.name(), op.sequence, request->engine}, Tensors{request->tensor},
       request->source, parts_.group.callbacks, queue, finish);
 }
