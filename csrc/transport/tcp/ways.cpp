@@ -96,7 +96,7 @@ double timeOf(Endpoint& endpoint, Link& link, std::span<const std::byte> bytes, 
 std::mutex known_mutex;
 std::map<uint64_t, std::string> known;
 
-// What this rank does in a pair, in the order of the functions.
+// The part of this rank in a pair, in the order of the functions.
 class Comparison {
  public:
   // `pairs`: how many there are. `room`: for a message that is timed, and is not read.
