@@ -21,7 +21,7 @@ on loopback; the seconds depend on the machine):
 
 Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
 
-    python examples/finetune_zeroth_order.py --serve 29400 &
+    python -m torch_lowcomm store --listen 127.0.0.1:29400 &
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine a &
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine b &
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine c --join
@@ -107,7 +107,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--join", action="store_true", help="never begin alone: wait for others, and catch up with them"
     )
-    parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the store")
     parser.add_argument("--json", type=Path, help="the losses and the table's numbers, exactly")
     device.add_argument(parser)
@@ -116,8 +115,6 @@ def parse() -> argparse.Namespace:
         for name in ("steps", "samples", "batch", "lr", "eps", "validation", "min_machines", "timeout"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name} expects a positive number, got {getattr(args, name)}")
-        if args.serve is not None:
-            return args
         args.device = device.choose(args.device)
         if args.store is None:
             if args.machine or args.join:
@@ -232,10 +229,6 @@ def main() -> None:
     """Tunes and reports."""
     args = parse()
     torch.set_num_threads(1)
-    if args.serve is not None:
-        store = dist.TCPStore("0.0.0.0", args.serve, is_master=True, wait_for_workers=False)
-        print(f"store at port {store.port}", flush=True)
-        signal.pause()
     if args.store:
         patience = timedelta(seconds=args.timeout)
         store = dist.TCPStore(*args.address, is_master=False, timeout=patience)

@@ -17,7 +17,7 @@ loopback; the seconds depend on the machine, the bytes do not). It trains by few
 
 Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
 
-    python examples/train_diloco.py --serve 29400 &
+    python -m torch_lowcomm store --listen 127.0.0.1:29400 &
     python examples/train_diloco.py --store 127.0.0.1:29400 --machine a --min-machines 2 &
     python examples/train_diloco.py --store 127.0.0.1:29400 --machine b --min-machines 2
 
@@ -43,7 +43,7 @@ import signal
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--store", help="host:port where machines meet, in place of torchrun")
     parser.add_argument("--machine", help="this one's id there")
     parser.add_argument("--site", help="in place of --machine, of all ranks that one torchrun starts: their site's id")
-    parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
     parser.add_argument("--min-machines", type=int, default=1, help="machines that there must be")
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds without a byte until a machine is given up"
@@ -110,8 +109,6 @@ def parse() -> argparse.Namespace:
         for name in ("steps", "batch", "lr", "sync_every", "min_machines", "timeout"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
-        if args.serve is not None:
-            return args
         lc.codec(args.codec)
         args.device = device.choose(args.device)
         args.corpus = data.load(args.data, context=CONTEXT).to(args.device)
@@ -271,17 +268,6 @@ def table(results: list[Result]) -> str:
     return "\n".join(f"{name:<38}" + "".join(f"{cell:>36}" for cell in cells) for name, cells in rows.items())
 
 
-def serve(port: int) -> None:
-    """Keeps the store until a signal ends the process."""
-    try:
-        store = dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
-    except dist.DistNetworkError as error:
-        raise SystemExit(f"train_diloco.py: --serve expects a free port, got {port}: {error}") from None
-    print(f"store at port {store.port}", flush=True)
-    with suppress(KeyboardInterrupt):
-        signal.pause()
-
-
 def at_the_store(args: argparse.Namespace) -> None:
     """One machine of those that come and go, or a rank of such a site."""
     name, place = args.machine or args.site, 0
@@ -314,8 +300,6 @@ def main() -> None:
     """Trains once or twice and reports on rank 0."""
     args = parse()
     torch.set_num_threads(1)
-    if args.serve is not None:
-        return serve(args.serve)
     if args.store:
         return at_the_store(args)
     dist.init_process_group("lowcomm")

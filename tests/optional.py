@@ -30,6 +30,9 @@ PIP = {
     "deepspeed": "deepspeed",
     "yaml": "PyYAML",
     "ray": "ray[train]",
+    "tabulate": "tabulate",
+    "requests": "requests",
+    "prometheus_client": "prometheus-client",
 }
 # With what it needs, ray is 150 MB to load and 500 MB on disk.
 LARGE = {"ray"}

@@ -94,6 +94,9 @@ USES = (
     _uses(
         f"{_FSDP}/_fully_shard.py", "FSDPModule", "_get_fsdp_state set_custom_all_gather set_custom_reduce_scatter"
     ),
+    _uses("distributed/debug/_frontend.py", "", "DebugHandler NavLink Route fetch_all"),
+    _uses("distributed/debug/_debug_handlers.py", "", "default_handlers"),
+    _uses(_C10D, "", "_register_handler"),
     _uses("_compile.py", "", "_disable_dynamo"),
     _uses("_tensor.py", "Tensor", "_post_accumulate_grad_hooks"),
     _uses("autograd/variable.py", "Variable", "_execution_engine"),

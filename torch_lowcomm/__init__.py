@@ -31,6 +31,8 @@ from torch_lowcomm.summary import Summary, print_at_exit, summary  # noqa: E402
 if TYPE_CHECKING:
     from torch_lowcomm import diloco, fsdp, pipeline, planner, subspace
     from torch_lowcomm.diloco import DiLoCoX
+    from torch_lowcomm.live.handlers import debug_handlers
+    from torch_lowcomm.live.log import log_to
     from torch_lowcomm.planner import plan
     from torch_lowcomm.quantized_adam import QuantizedAdam
     from torch_lowcomm.seed_replay import SeedReplay, StoreExchange
@@ -46,8 +48,10 @@ _LATER = {
     "SeedReplay": "seed_replay",
     "StoreExchange": "seed_replay",
     "SubspaceAdamW": "subspace.optimizer",
+    "debug_handlers": "live.handlers",
     "diloco": "diloco",
     "fsdp": "fsdp",
+    "log_to": "live.log",
     "pipeline": "pipeline",
     "plan": "planner",
     "planner": "planner",
@@ -86,10 +90,12 @@ __all__ = [
     "codec",
     "connections",
     "ddp",
+    "debug_handlers",
     "diloco",
     "exact",
     "flight_record",
     "fsdp",
+    "log_to",
     "pipeline",
     "plan",
     "planner",

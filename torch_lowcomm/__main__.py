@@ -1,4 +1,4 @@
-"""`python -m torch_lowcomm info | doctor | plan | run | bench | secret | relay`."""
+"""`python -m torch_lowcomm info | doctor | plan | run | top | status | store | relay`."""
 
 import sys
 

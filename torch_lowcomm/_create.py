@@ -12,6 +12,7 @@ from torch_lowcomm._copies import FIELDS
 from torch_lowcomm._fresh_store import fresh_store
 from torch_lowcomm._log import logger
 from torch_lowcomm.codec import caution_of_policy
+from torch_lowcomm.live import metrics
 from torch_lowcomm.summary import note_rank
 
 
@@ -42,6 +43,8 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
     o = dist_backend_opts
+    global_ranks = list(o.global_ranks_in_group) or list(range(o.group_size))
+    metrics.begin(os.environ, global_ranks[o.group_rank])
     options = pg_options if pg_options is not None else _C.Options()
     backend = _C.create_backend(
         fresh_store(o.store, o.group_rank, o.group_size, options.timeout or o.timeout),
@@ -50,7 +53,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         options,
         o.timeout,
         o.group_id,
-        list(o.global_ranks_in_group) or list(range(o.group_size)),
+        global_ranks,
         make_nccl,
         _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
     )

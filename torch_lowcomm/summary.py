@@ -7,20 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_lowcomm import _C
+from torch_lowcomm._table import aligned
 
-_HEADS = (
-    "op",
-    "calls",
-    "exact calls",
-    "exact MB",
-    "sent MB",
-    "times fewer",
-    "coding s",
-    "waiting s",
-    "error",
-    "slowest",
-)
-_WIDTH = 12
+_HEADS = "op|calls|exact calls|exact MB|sent MB|times fewer|coding s|waiting s|error|slowest"
 _rank: int | None = None
 
 
@@ -44,24 +33,30 @@ class Summary:
         """Bytes that it sent, with frame headers; ops that NCCL carries count with their values."""
         return sum((of["wire_bytes"] or 0) + of["inner_bytes"] for of in self.ops.values())
 
+    @property
+    def coding_s(self) -> float:
+        """Seconds of encoding and decoding."""
+        return sum(of["encode_s"] + of["decode_s"] for of in self.ops.values())
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that ops waited for other ranks."""
+        return sum(of["wait_s"] for of in self.ops.values())
+
     def __str__(self) -> str:
         if not self.ops:
             return "lowcomm: no op has run in this process"
-        first = max(map(len, (_HEADS[0], *self.ops))) + 2
         found = sorted(self.ops.items(), key=lambda item: -item[1]["raw_bytes"])
-        table = [_HEADS, *(_row(op, of) for op, of in found)]
-        lines = [cells[0].ljust(first) + "".join(cell.rjust(_WIDTH) for cell in cells[1:]) for cells in table]
+        lines = aligned(_HEADS, [_row(op, of) for op, of in found])
         return "\n".join([*lines, *_reasons(self.ops), self._total()])
 
     def _total(self) -> str:
         """One sentence to quote."""
         raw, wire = self.raw_bytes, self.wire_bytes
-        coding = sum(of["encode_s"] + of["decode_s"] for of in self.ops.values())
-        waiting = sum(of["wait_s"] for of in self.ops.values())
         fewer = f", {raw / wire:.1f} times fewer" if wire and raw > wire else ""
         return (
-            f"lowcomm: this rank sent {_mb(wire)} MB in place of {_mb(raw)} MB{fewer}; ops took {coding:.1f} s of coding and "
-            f"{waiting:.1f} s of waiting for other ranks"
+            f"lowcomm: this rank sent {_mb(wire)} MB in place of {_mb(raw)} MB{fewer}; ops took {self.coding_s:.1f} s of coding "
+            f"and {self.wait_s:.1f} s of waiting for other ranks"
         )
 
 

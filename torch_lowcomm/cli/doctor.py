@@ -28,14 +28,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_lowcomm.cli.bench import launch, report
 from torch_lowcomm.cli.link import measure
-from torch_lowcomm.cli.machine import heading
-from torch_lowcomm.cli.sockets import Connection, Listener, chosen_interface, interfaces
+from torch_lowcomm.cli.machine import heading, machine, versions
+from torch_lowcomm.cli.sockets import Connection, Listener, chosen_interface, host_and_port, interfaces
 
 _PATIENCE_S, _ACCEPT_S, _QUEUE_S = 3.0, 8.0, 60.0  # for a dial, on both sides; and for what a link's queue may hold
 _NAMES = ("from", "to", "by", "address", "rtt", "there", "back", "there*", "back*")
-_WIDTHS = (5, 5, 11, 40, 10, 10, 10, 10, 10)
+_ROW = "{:>5}{:>5}{:>11}{:>40}{:>10}{:>10}{:>10}{:>10}{:>10}"
 Row = dict[str, Any]
 
 
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Runs as one rank. Returns 0; 1 after what it has examined went wrong; 2 for a wrong argument or launcher's variable."""
+    """Runs as one rank. Returns 0, or 1 where a host has no address that works; ValueError or OSError where it cannot examine."""
     try:
         if arguments.seconds <= 0:
             raise ValueError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
@@ -56,14 +55,12 @@ def main(arguments: argparse.Namespace) -> int:
         store = dist.PrefixStore("lowcomm_doctor", store)
         return _Doctor(arguments.seconds, store, rank, ranks, arguments.json).run()
     except ValueError as error:
-        launch.say(
-            f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)", "doctor"
-        )
-        return 2
+        raise ValueError(
+            f"{error} (a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)"
+        ) from error
     except (RuntimeError, OSError) as error:
         who, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-        launch.say(f"rank {who}, with the store at {host}:{port}: {error}", "doctor")
-        return 1
+        raise OSError(f"rank {who}, with the store at {host}:{port}: {error}") from error
 
 
 class _Doctor:
@@ -98,7 +95,7 @@ class _Doctor:
         if wrong := [about["why"] for about in hosts.values() if "why" in about]:
             self._print("\n".join(wrong))
             return 1
-        self._print("#" + report.aligned(_NAMES, _WIDTHS)[1:])
+        self._print("#" + _ROW.format(*_NAMES)[1:])
         ways = [(a, b, by, to) for a in hosts for b in hosts if a != b for by, to in hosts[b]["addresses"]]
         rows: list[Row] = []
         for a, b, by, to in ways:  # the IPv4 address of an interface before its IPv6 ones
@@ -106,7 +103,9 @@ class _Doctor:
                 rows.append(self._dial(listener, a, b, by, to))
         said = advice(rows, hosts) if len(hosts) > 1 else ["all ranks are on one host: it dials nothing"]
         if self._path and self._rank == 0:
-            report.write_json(self._path, ranks=ranks, hosts=len(hosts), rows=rows)
+            found = {"versions": versions(), "machine": machine(), "ranks": ranks, "hosts": len(hosts), "rows": rows}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(found, indent=1) + "\n")
         for sentence in said or ["nothing has to be set"]:
             self._print(f"# {sentence}")
         ranked = sorted((row for row in rows if row["both"]), key=lambda row: min(row["both"]))
@@ -137,7 +136,7 @@ class _Doctor:
         rates, both = ([] if why else [found[end][how] for end in (b, a)] for how in ("alone", "both"))
         rtt_us = statistics.median(found[a]["rtt_us"]) if rates else 0.0
         cells = [f"{x:.1f}" for x in (rtt_us, *rates, *both)] if rates else [""] * 5
-        self._print(f"{report.aligned((a, b, by, address[0], *cells), _WIDTHS)}  {why}".rstrip())
+        self._print(f"{_ROW.format(a, b, by, address[0], *cells)}  {why}".rstrip())
         return {"from": a, "to": b, "by": by, "reached": reached, "rates": rates, "both": both, "rtt_us": rtt_us}
 
     def _gather(self, mine: Any) -> list[Any]:
@@ -164,10 +163,8 @@ def _about(rank: int, listener: Listener) -> dict[str, Any]:
     """Returns the rank's name, the interface that it is told to use, and its addresses: those that a group would have."""
     addresses = [(name, (ip, listener.port, listener.token)) for name, ip in interfaces() if not ip.startswith("127.")]
     if advertised := os.environ.get("LOWCOMM_ADVERTISE"):
-        host, _, port = advertised.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"LOWCOMM_ADVERTISE: expected host:port, got {advertised!r}")
-        outside = int(port) + int(os.environ.get("LOCAL_RANK", 0))
+        host, port = host_and_port(advertised, "LOWCOMM_ADVERTISE: expected host:port")
+        outside = port + int(os.environ.get("LOCAL_RANK", 0))
         addresses = [("advertised", (host.strip("[]"), outside, listener.token))]
     idle = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")  # what a pause does to TCP's window: docs/transport.md
     return {

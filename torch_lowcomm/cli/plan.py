@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch_lowcomm as lc  # whose planner is imported when it is first used
-from torch_lowcomm.cli.bench import launch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints the table. Returns 0, or 2 for wrong arguments."""
+    """Prints the table. Returns 0; ValueError for wrong arguments."""
     try:
         link = _link(arguments)
         model, batch = _of_script(arguments) if arguments.build else (_of_numbers(arguments), None)
         names = ("max_loss", "memory", "total_tokens", "fine_tuning")
         print(lc.plan(model, batch, link=link, **{name: getattr(arguments, name) for name in names}))
-    except (ValueError, OverflowError, OSError) as error:
-        launch.say(str(error), "plan")
-        return 2
+    except (OverflowError, OSError) as error:
+        raise ValueError(str(error)) from error
     return 0
 
 

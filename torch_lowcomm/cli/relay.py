@@ -8,7 +8,6 @@ much.
 
 import argparse
 import signal
-import sys
 import threading
 
 from torch_lowcomm import _C
@@ -24,12 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Relays until SIGINT or SIGTERM. Returns 0; 2 if it cannot listen there, which one line on stderr says."""
-    try:
-        relay = _C.Relay(arguments.listen)
-    except ValueError as error:
-        print(f"torch_lowcomm relay: {error}", file=sys.stderr)
-        return 2
+    """Relays until SIGINT or SIGTERM. Returns 0; ValueError if it cannot listen there."""
+    relay = _C.Relay(arguments.listen)
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())

@@ -134,3 +134,11 @@ def chosen_interface() -> str:
     """Returns the network interface that a group is told to use; empty: none is named."""
     ours, gloo = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("LOWCOMM", "GLOO"))
     return ours or gloo.split(",")[0]
+
+
+def host_and_port(text: str, expected: str = "expected HOST:PORT") -> tuple[str, int]:
+    """Returns the two parts of HOST:PORT; a ValueError, which says what is expected, for another text."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{expected}, got {text!r}")
+    return host, int(port)

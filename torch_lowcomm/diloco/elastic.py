@@ -8,10 +8,12 @@ from torch.distributed import DistBackendError
 from torch_lowcomm import _C
 from torch_lowcomm._log import logger
 from torch_lowcomm.diloco.options import DiLoCoXOptions
+from torch_lowcomm.live.account import note
 from torch_lowcomm.membership import Membership
 from torch_lowcomm.membership.quorum import QuorumWatch
 
 _ATTEMPTS = 10  # to form a group that holds
+_NOTED = ("outer_steps", "sync_every", "participating", "alive", "late")
 
 
 class Fixed:
@@ -25,7 +27,12 @@ class Fixed:
 
     def step(self, outer: _C.DiLoCoX, samples: float) -> None:
         """Makes the outer steps that are due after an inner step; sets `due` as it is at all sites."""
-        outer.step(samples)
+        if outer.step(samples):
+            self._note(outer)
+
+    def _note(self, outer: _C.DiLoCoX) -> None:
+        report = self.completed(outer.report)
+        note("DiLoCoX", **{name: report[name] for name in _NOTED})
 
     def finish(self, outer: _C.DiLoCoX) -> None:
         """Ends training."""
@@ -87,7 +94,7 @@ class Elastic(Fixed):
         self._members.count_step()
         try:
             if outer.step(samples):
-                self._stepped(outer.report["outer_steps"])
+                self._stepped(outer)
         except DistBackendError as error:
             self._heal(outer, error)
         if self.due and self._watch is not None:
@@ -107,16 +114,19 @@ class Elastic(Fixed):
         logger.warning("DiLoCoX: forming another group: %s", error)
         self.form(outer)
 
-    def _stepped(self, outer_steps: int) -> None:
-        """Looks whether the group is to be formed again after this outer step of those begun so far."""
+    def _stepped(self, outer: _C.DiLoCoX) -> None:
+        """Looks whether the group is to be formed again after this outer step, and tells of it."""
         formed = self._members.formed
         assert formed is not None
-        steps = outer_steps - self._first
+        steps = outer.report["outer_steps"] - self._first
         if formed.rank == 0 and self._members.leave_at(formed.number) is None and self._members.waiting():
             self._members.set_leave_at(formed.number, steps + self._ahead)
         leave_at = self._members.leave_at(formed.number)
         self.due = leave_at is not None and steps >= leave_at
         self._look()
+        self._note(outer)
+        note("membership", machine=self._members.machine_id, group=formed.number, machines=list(formed.machines))
+        self._members.tell(outer.report["outer_steps"])
 
     def _look(self) -> None:
         if self._members.site is not None:  # its ranks have looked together

@@ -52,26 +52,28 @@ class Heartbeat:
         self._expect_store()
         with self._lock:
             now = self._watched
-            present = {m for m, (value, at) in self._seen.items() if now - at < self._lost_after_s and not _left(value)}
+            present = {
+                m for m, (value, at) in self._seen.items() if now - at < self._lost_after_s and not is_last(value)
+            }
             return {self._id} | present
 
     def gone(self) -> set[str]:
         """Ids of the machines that were alive and have left, or been silent for `lost_after_s`."""
         with self._lock:
             now = self._watched
-            lost = {m for m, (value, at) in self._seen.items() if now - at >= self._lost_after_s or _left(value)}
+            lost = {m for m, (value, at) in self._seen.items() if now - at >= self._lost_after_s or is_last(value)}
             return lost - {self._id}
 
     def has_left(self, machine: str) -> bool:
         """Asks the store whether a machine says that it has left, which `alive` knows only later."""
-        return _left(self._said(machine))
+        return is_last(self._said(machine))
 
     def has_come_back(self, machine: str) -> bool:
         """Asks the store whether a machine that `gone` has shows a sign of life again, which `gone` knows only later."""
         with self._lock:
             before, _ = self._seen[machine]
         value = self._said(machine)
-        return value not in ("", before) and not _left(value)
+        return value not in ("", before) and not is_last(value)
 
     def heard(self, machine: str) -> None:
         """Counts another message of a machine as a sign of life."""
@@ -123,7 +125,7 @@ class Heartbeat:
 
     def _said(self, machine: str) -> str:
         """Returns a machine's last sign of life at the store, "" where there is none."""
-        return (self._store.find(_key(machine)) or b"").decode()
+        return (self._store.find(beat_key(machine)) or b"").decode()
 
     def _expect_alone(self) -> None:
         """Raises if another process counts under this id. The number of a machine that died does not change."""
@@ -151,7 +153,7 @@ class Heartbeat:
             )
         steps = f" steps {self._steps}" if self._steps and count != _LEFT else ""
         place = " at {}.{}".format(*self.place()) if self.place is not None and count != _LEFT else ""
-        self._store.set(_key(self._id), f"{self._nonce}:{count}{steps}{place}")
+        self._store.set(beat_key(self._id), f"{self._nonce}:{count}{steps}{place}")
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
@@ -160,12 +162,11 @@ class Heartbeat:
             if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
                 self._ids[number] = found.decode()  # else the machine has its number and has not set its id yet
         machines = list(dict.fromkeys(self._ids.values()))
-        values = self._store.get_all(list(map(_key, machines)))
+        values = self._store.get_all(list(map(beat_key, machines)))
         now = time.monotonic()
         for machine, value in zip(machines, map(bytes.decode, values), strict=True):
             with self._lock:
-                found = _BEHIND.search(value)
-                steps, *place = (int(part or 0) for part in (found.groups() if found else ("", "", "")))
+                steps, *place = steps_and_place(value)
                 self._places[machine] = tuple(place)
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, now)
@@ -190,9 +191,17 @@ class Heartbeat:
             self._beat(_LEFT)
 
 
-def _key(machine: str) -> str:
+def beat_key(machine: str) -> str:
+    """The key of a machine's signs of life."""
     return f"beat/{machine}"
 
 
-def _left(value: str) -> bool:
+def is_last(value: str) -> bool:
+    """Whether a sign of life is a machine's last one."""
     return value.endswith(f":{_LEFT}")
+
+
+def steps_and_place(value: str) -> tuple[int, ...]:
+    """The steps that a machine had made by a sign of life, and the group and outer step that it had come to, where it says so."""
+    found = _BEHIND.search(value)
+    return tuple(int(part or 0) for part in (found.groups() if found else ("", "", "")))

@@ -1,6 +1,9 @@
 """Membership: groups of the machines that are alive, one after another, over a c10d store."""
 
 import atexit
+import json
+import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +15,7 @@ from torch_lowcomm import _C
 from torch_lowcomm._copies import NotCopied
 from torch_lowcomm._log import logger
 from torch_lowcomm._text_difference import expect_equal
+from torch_lowcomm.live import metrics
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.machine_group import Connector, MachineGroup
 from torch_lowcomm.membership.patient_store import PatientStore
@@ -88,7 +92,8 @@ class Membership(NotCopied):
                 raise ValueError(
                     f"membership: {name}: expected less than the timeout, {timeout.total_seconds():.0f} s, got {waited_s:g}"
                 )
-        self.site = site
+        metrics.begin(os.environ, int(os.environ.get("RANK", 0)))
+        self.site, self._since = site, time.time()
         # A rank of the site may wait for the others while its leader, or its own stripe, waits for another site.
         self.site_timeout = 2 * timeout
         self._site = Site(site, self.site_timeout)
@@ -111,6 +116,7 @@ class Membership(NotCopied):
         beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout_s)
         self._beat = Heartbeat(beats, self._id, lost_after_s=lost_after_s)
         self._rounds = Rounds(self._store, self._id, self._beat, timeout_s=self._timeout_s, **of_rounds)
+        self.tell(0)
 
     @property
     def machine_id(self) -> str:
@@ -212,6 +218,12 @@ class Membership(NotCopied):
         """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
         if self._beat is not None:
             self._beat.count_step()
+
+    def tell(self, outer_steps: int) -> None:
+        """Tells the store how many outer steps were made and since when this machine is there, for `lowcomm status`."""
+        if self._beat is not None:
+            about = {"since_unix_s": self._since, "outer_steps": outer_steps}
+            self._store.set_later(f"about/{self._id}", json.dumps(about))
 
     def watch(self, loop: _C.DiLoCoX, quorum: int, grace_s: float | None) -> QuorumWatch:
         """Starts a watch on this rank that ends groups with late machines; what does not fit is a ValueError."""

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_lowcomm import ddp, fsdp
 from torch_lowcomm._log import logger
 from torch_lowcomm.diloco import DiLoCoX
+from torch_lowcomm.live.account import note
 from torch_lowcomm.planner.link import Link
 from torch_lowcomm.planner.measure import blocks_of
 from torch_lowcomm.planner.training import Training
@@ -72,9 +73,10 @@ class _Follower:
     """Times 100 steps, or two outer ones, and logs once how they compare with the plan; as many first ones do not count."""
 
     def __init__(self, computing_s: float, way: Way, optimizer: torch.optim.Optimizer) -> None:
-        self._computing_s, self._planned_s, self._calls = computing_s, way.step_s, 0
+        self._computing_s, self._planned_s, self._way, self._calls = computing_s, way.step_s, way.name, 0
         self._steps = max(_STEPS, 2 * way.options.get("sync_every", 0))
         self._handle = optimizer.register_step_post_hook(self._stepped)
+        note("plan", way=way.name, planned_s_a_step=way.step_s, measured_s_a_step=f"after {2 * self._steps} steps")
 
     def _stepped(self, *_: Any) -> None:
         self._calls += 1
@@ -84,13 +86,14 @@ class _Follower:
             self._handle.remove()
             found = (time.perf_counter() - self._start) / self._steps
             spent = [(after - before) / self._steps for after, before in zip(_spent(), self._before, strict=True)]
+            note("plan", way=self._way, planned_s_a_step=self._planned_s, measured_s_a_step=found)
             logger.log(*comparison(found, self._planned_s, self._computing_s, *spent))
 
 
 def _spent() -> tuple[float, float]:
     """Seconds that ops have waited and coded so far."""
-    ops = summary().ops.values()
-    return sum(of["wait_s"] for of in ops), sum(of["encode_s"] + of["decode_s"] for of in ops)
+    found = summary()
+    return found.wait_s, found.coding_s
 
 
 def comparison(found: float, planned: float, computing: float, waiting: float, coding: float) -> tuple[int, str]:

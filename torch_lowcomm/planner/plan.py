@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._table import aligned
 from torch_lowcomm.planner import apply, loss
 from torch_lowcomm.planner.link import Link
 from torch_lowcomm.planner.measure import Loss, measure
 from torch_lowcomm.planner.training import Training
 from torch_lowcomm.planner.ways import Way, all_ways
 
-_HEADS = ("way", "s a step", "GB a day", "GB a rank", "loss", "range", "tokens", "net speed", "")
-_WIDTHS = (38, 10, 10, 11, 8, 16, 8, 11, 5)
+_HEADS = "way|s a step|GB a day|GB a rank|loss|range|tokens|net speed|"
 _WORTH, _SHORT = 1.05, 1.1  # a gain that is worth a code; a step of exact DDP that hardly waits
 
 
@@ -68,9 +68,8 @@ class Plan:
 
     def __str__(self) -> str:
         best, sources = self.best, list(dict.fromkeys((way.loss.kind, way.loss.source) for way in self.ways))
-        rows = [_HEADS, *(self._row(way, best, sources) for way in sorted(self.ways, key=self.speed, reverse=True))]
-        first, *widths = _WIDTHS
-        lines = [row[0].ljust(first) + "".join(map(str.rjust, row[1:], widths)) for row in rows]
+        ways = sorted(self.ways, key=self.speed, reverse=True)
+        lines = aligned(_HEADS, [self._row(way, best, sources) for way in ways])
         lines += [f"[{number}] {kind}: {source}" for number, (kind, source) in enumerate(sources, 1)]
         codings = self.training.codings.items()
         if errors := [f"{name} {coding.error:.2g}" for name, coding in codings if coding.error is not None]:

@@ -32,9 +32,7 @@ def machines(tmp_path):
 
 
 @pytest.mark.slow
-def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path):
-    server = machines.start("--serve", "0")
-    port = machines.until("store at port", server).split()[-1]
+def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path, port):
     common = ["--store", f"127.0.0.1:{port}", *ENDLESS]
     first = machines.start(*common, "--machine", "a", "--min-machines", "1")
     second = machines.start(*common, "--machine", "b", "--min-machines", "2")
@@ -60,19 +58,15 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
     assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
 
 
-def _of_readme(machines):
-    """The store and the sites as README.md starts them, with a port of its own: the arguments of every site."""
+def _of_readme(port):
+    """The sites as README.md starts them, at a store with a port of its own: the arguments of every site."""
     lines = (EXAMPLES.parent / "README.md").read_text().splitlines()
-    commands = [line.strip(" &").split() for line in lines if "examples/train_diloco.py --s" in line]
-    serve, *sites = commands
-    assert serve[:-1] == ["python", "examples/train_diloco.py", "--serve"], serve
-    server = machines.start("--serve", "0")
-    port = machines.until("store at port", server).split()[-1]
+    assert "    python -m torch_lowcomm store --listen 127.0.0.1:29400 &" in lines
     found = []
-    for command in sites:
+    for command in [line.strip(" &").split() for line in lines if "examples/train_diloco.py --s" in line]:
         launch = ["torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "--master-port"]
         assert command[:6] == launch and command[7:9] == ["examples/train_diloco.py", "--store"], command
-        found.append([argument.replace(serve[-1], port) for argument in command[8:]])
+        found.append([argument.replace("29400", str(port)) for argument in command[8:]])
     return found
 
 
@@ -80,9 +74,9 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
+def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path, port):
     """README's `--max-restarts`: the other site goes on alone meanwhile, and the site takes its model and count of steps."""
-    first, second = _of_readme(machines)
+    first, second = _of_readme(port)
     endless = [*ENDLESS, "--min-machines", "1"]
     stays = machines.start(*first, *endless, launch=LAUNCH)
     returns = machines.start(*second, *endless, launch=LAUNCH)

@@ -10,6 +10,7 @@ POLICY = {"LOWCOMM_POLICY": "all_reduce=qsgd8:bucket=1024", "LOWCOMM_MIN_BYTES":
 _MODEL = """
 import sys, zlib
 import torch, torch.distributed as dist
+import torch_lowcomm as lc
 from torch import nn
 
 torch.manual_seed(3)
@@ -18,13 +19,18 @@ generator = torch.Generator().manual_seed(5)
 data = [(torch.randn(32, generator=generator), torch.randint(0, 8, (), generator=generator)) for _ in range(256)]
 
 def say(net):
-    import torch_lowcomm as lc
     crc = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in net.parameters()))
     loss = nn.functional.cross_entropy(net(torch.stack([x for x, _ in data])), torch.stack([y for _, y in data]))
     group = dist.group.WORLD
     reduced = lc.stats(group)[group.group_name]["all_reduce"]
     with open(f"{sys.argv[1]}/said{dist.get_rank()}", "w") as f:
         f.write(f"{crc} {loss.item() < START} {reduced['calls'] - reduced['exact_calls'] >= 8} {reduced['ratio'] > 3}")
+
+class Writer:
+    logged = []
+
+    def log(self, scalars, step):
+        self.logged.append((step, scalars["lowcomm/sent_mb"]))
 
 START = nn.functional.cross_entropy(net(torch.stack([x for x, _ in data])), torch.stack([y for _, y in data])).item()
 """
@@ -60,7 +66,7 @@ dist.destroy_process_group()
 """
 
 _TRAINER = """
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 class Model(nn.Module):
     def __init__(self):
@@ -74,10 +80,17 @@ class Model(nn.Module):
 dist.init_process_group("lowcomm")
 arguments = TrainingArguments(
     output_dir=sys.argv[1], use_cpu=True, max_steps=8, per_device_train_batch_size=16, learning_rate=1e-2,
-    report_to="none", save_strategy="no", disable_tqdm=True,
+    report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=4,
 )
-trainer = Trainer(Model(), arguments, train_dataset=[{"x": x, "labels": y} for x, y in data])
+
+class Logs(TrainerCallback):
+    def on_log(self, args, state, control, **kwargs):
+        log(state.global_step)
+
+log = lc.log_to(writer := Writer())
+trainer = Trainer(Model(), arguments, train_dataset=[{"x": x, "labels": y} for x, y in data], callbacks=[Logs()])
 trainer.train()
+assert writer.logged[-1][0] == 8 and writer.logged[-1][1] > 0
 assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
 say(net)
 dist.destroy_process_group()
@@ -99,11 +112,18 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
+class Logs(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        log(trainer.global_step)
+
+log = lc.log_to(writer := Writer())
 trainer = pl.Trainer(
+    callbacks=[Logs()],
     accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="lowcomm"), max_epochs=1, logger=False,
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1],
 )
 trainer.fit(Module(), torch.utils.data.DataLoader(data, 16))
+assert [step for step, _ in writer.logged] == list(range(1, 9)) and writer.logged[-1][1] > 0
 say(net)
 """
 
@@ -112,7 +132,6 @@ _LIGHTNING_HOOK = _LIGHTNING.replace(
     "import pytorch_lightning as pl\n",
     """import os
 import pytorch_lightning as pl
-import torch_lowcomm as lc
 del os.environ["LOWCOMM_POLICY"]
 state = lc.ddp.State(codec="sym8:bucket=128")
 """,

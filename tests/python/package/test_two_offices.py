@@ -37,6 +37,9 @@ class Offices:
             block.strip().replace("a.example", self.address)
             for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
         )
+        (self.status,) = re.findall(
+            r"`(python -m torch_lowcomm status [^`]+)`", page.replace("a.example", self.address)
+        )
         for office, path in enumerate(self.folders):
             path.mkdir()
             (path / "train.py").write_text(program)
@@ -89,6 +92,8 @@ def test_two_offices(tmp_path):
         a = offices.start(0, offices.train)
         b = offices.start(1, offices.train.removesuffix("a") + "b")
         wait_for("outer steps of both", lambda: all(max(outer_steps(job), default=0) >= 3 for job in (a, b)), a, b)
+        (asked,) = offices.start(0, offices.status).wait(DEADLINE_S)
+        assert set(re.findall(r"(?m)^([ab]) +alive ", asked.output)) == {"a", "b"}, asked.output
         os.killpg(b.pids[0], signal.SIGKILL)
         reached = outer_steps(a)[-1]
         wait_for("outer steps of one office alone", lambda: outer_steps(a)[-1] >= reached + 3, a, b)
