@@ -78,36 +78,6 @@ class HostLevels:
                 if place != self.place:
                     piece.copy_(came)
 
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any]) -> None:
-        """Gathers [n] of every rank into [hosts · ranks · n], host by host. `between` fills the column [hosts, n] of the ranks at
-        this place.
-        """
-        column = input.new_empty(self.hosts, input.numel())  # of the ranks at this place of every host
-        self.run_between("all_gather", lambda: between(column), alone=lambda: column.copy_(input.reshape(1, -1)))
-        by_place = output.view(self.hosts, self.ranks, input.numel()).unbind(1)
-        if self.ranks > 1:
-            dist.all_gather(list(by_place), column, group=self.inside)
-        else:
-            by_place[0].copy_(column)
-
-    def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: dist.ReduceOp,
-        between: Callable[[torch.Tensor], Any],
-    ) -> None:
-        """Reduces [hosts · ranks · n], host by host, to this rank's [n], by SUM or AVG, or PREMUL_SUM where `between`, which
-        reduces the column [hosts, n] of this host's sums, does not apply the factor again.
-        """
-        by_place = input.view(self.hosts, self.ranks, output.numel()).unbind(1)
-        column = input.new_empty(self.hosts, output.numel())  # this host's sums for this place of every host
-        if self.ranks > 1:
-            self.reduce_inside(column, list(by_place), op)
-        else:
-            column.copy_(by_place[0])
-        self.run_between("reduce_scatter", lambda: between(column), alone=lambda: output.copy_(column.view_as(output)))
-
     def reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
         """Reduces the inputs of this host's ranks, one for each of them, exactly."""
         self._run_inside(lambda: dist.reduce_scatter(output, inputs, op, group=self.inside))

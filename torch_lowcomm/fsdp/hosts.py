@@ -63,29 +63,48 @@ class HostComms(NotCopied):
     def all_gather_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
     ) -> dist.Work:
-        """Gathers [n] of every rank into [hosts · ranks · n]; the Work raises its error."""
+        """Gathers [n] of every rank into [hosts · ranks · n], host by host; the Work raises its error."""
+        levels, between = self._levels, backend_of(self.between)
 
-        def between(column: torch.Tensor) -> None:
-            backend_of(self.between).all_gather_layout(
-                column.view(-1), input.view(-1), layout, slot=slot, step=step
-            ).wait()
+        def run() -> None:
+            column = input.new_empty(levels.hosts, input.numel())  # of the ranks at this place of every host
+            levels.run_between(
+                "all_gather",
+                lambda: between.all_gather_layout(column.view(-1), input.view(-1), layout, slot=slot, step=step).wait(),
+                alone=lambda: column.copy_(input.reshape(1, -1)),
+            )
+            by_place = output.view(levels.hosts, levels.ranks, input.numel()).unbind(1)
+            if levels.ranks > 1:
+                dist.all_gather(list(by_place), column, group=self.inside)
+            else:
+                by_place[0].copy_(column)
 
-        return self._issue(lambda: self._levels.all_gather(output, input, between), [output, input])
+        return self._issue(run, [output, input])
 
     def reduce_scatter_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
     ) -> dist.Work:
-        """Reduces [hosts · ranks · n] to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
-        op = as_op(op)
+        """Reduces [hosts · ranks · n], host by host, to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
+        levels, between, op = self._levels, backend_of(self.between), as_op(op)
         # A factor is applied once, to the contributions to the host's sum.
         op_between = op if op == dist.ReduceOp.AVG else dist.ReduceOp(dist.ReduceOp.SUM)
 
-        def between(column: torch.Tensor) -> None:
-            backend_of(self.between).reduce_scatter_layout(
-                output, column.view(-1), layout, op_between, slot=slot, step=step
-            ).wait()
+        def run() -> None:
+            by_place = input.view(levels.hosts, levels.ranks, output.numel()).unbind(1)
+            column = input.new_empty(levels.hosts, output.numel())  # this host's sums for this place of every host
+            if levels.ranks > 1:
+                levels.reduce_inside(column, list(by_place), op)
+            else:
+                column.copy_(by_place[0])
+            levels.run_between(
+                "reduce_scatter",
+                lambda: between.reduce_scatter_layout(
+                    output, column.view(-1), layout, op_between, slot=slot, step=step
+                ).wait(),
+                alone=lambda: output.copy_(column.view_as(output)),
+            )
 
-        return self._issue(lambda: self._levels.reduce_scatter(output, input, op, between), [output, input])
+        return self._issue(run, [output, input])
 
     def _issue(self, run: Any, tensors: list[torch.Tensor]) -> dist.Work:
         return _FutureWork(self._queue.issue(run, tensors))

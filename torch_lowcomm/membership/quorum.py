@@ -75,11 +75,8 @@ class QuorumWatch:
             return
         self.late -= set(group.machines)
         if len(group.machines) < self._quorum:
-            logger.warning(
-                "DiLoCoX: quorum: expected %d machines or more, got a group of %s: it waits for all of them",
-                self._quorum,
-                ", ".join(group.machines),
-            )
+            there = ", ".join(group.machines)
+            logger.warning("DiLoCoX: quorum: expected %d machines, got %s: all are waited for", self._quorum, there)
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -140,11 +137,7 @@ class QuorumWatch:
         if now - self._since < self.grace_s:
             return []
         named = self._store.name_late(group.number, late)
-        logger.warning(
-            "DiLoCoX: outer step %d of group %d: %s late by %.1f s: going on without",
-            awaited,
-            group.number,
-            ", ".join(named),
-            now - self._since,
-        )
+        late_s, without = now - self._since, ", ".join(named)
+        text = "DiLoCoX: outer step %d of group %d: going on without %s, late by %.1f s"
+        logger.warning(text, awaited, group.number, without, late_s)
         return named
