@@ -103,11 +103,10 @@ class QuorumWatch:
             logger.error("%s", error)
 
     def _pace_s(self) -> float:
-        pace_s = max(0.1, self.grace_s / 4)
-        if self._beat is None:
-            return min(pace_s, 1.0)
-        self._beat.pace_s = pace_s
-        return min(pace_s, self._beat.interval_s)
+        pace_s = min(max(0.1, self.grace_s / 4), 1.0)
+        if self._beat is not None:
+            self._beat.pace_s = pace_s
+        return pace_s
 
     def _measure(self) -> None:
         begun, now = self._loop.begun, time.monotonic()
