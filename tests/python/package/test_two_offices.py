@@ -100,7 +100,7 @@ def test_two_offices(tmp_path):
         b = offices.start(1, offices.train.removesuffix("a") + "b")
         ended = [job.wait(DEADLINE_S)[0] for job in (a, b)]
         assert [one.code for one in ended] == [0, 0], ended
-        assert re.search(r"(?m)^a .*(rank|machine).* ", a.output(0)), a.output(0)
+        assert re.search(r"going on without b|forming another group", a.output(0)), a.output(0)
         assert outer_steps(b)[0] >= reached, b.output(0)
         assert [outer_steps(job)[-1] for job in (a, b)] == [150, 150]
         losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", a.output(0))]
