@@ -60,15 +60,16 @@ void DiLoCoXOptions::check() const {
   expectAtLeast("sync_warmup", 0, sync_warmup);
   if (!(lr > 0) || std::isinf(lr)) refuse("outer_lr", "a number above 0", lr);
   if (!(momentum >= 0 && momentum < 1)) refuse("outer_momentum", "a number in [0, 1)", momentum);
+  if (!(error_feedback >= 0 && error_feedback <= 1)) refuse("error_feedback", "a bool, or in (0, 1]", error_feedback);
   expectAtLeast("rank", 0, rank);
   for (const CodecSpec& spec : {codec, projection})
     expectMessageCodec("DiLoCoX", spec);
   const bool exact = codec.id == CodecId::none;
-  if (exact && (rank > 0 || error_feedback || projection.id != CodecId::none))
+  if (exact && (rank > 0 || error_feedback > 0 || projection.id != CodecId::none))
     throw ValueError("DiLoCoX: codec: expected one with rank, projection_codec or error_feedback, got none");
   if (projection.id != CodecId::none && rank == 0)
     throw ValueError("DiLoCoX: projection_codec: expected rank with it, got none");
-  if (eight_bits && !error_feedback)
+  if (eight_bits && error_feedback == 0)
     throw ValueError("DiLoCoX: residual_dtype: expected error_feedback with int8, got none");
   if ((adapt_rank || adapt_sync_every) && rank == 0)
     throw ValueError("DiLoCoX: adaptive compression: expected a rank, got none");
@@ -93,7 +94,8 @@ KeyValues DiLoCoXOptions::fields() const {
            {"outer_momentum", c10::str(momentum)},
            {"codec", codec.str()},
            {"projection_codec", projection.str()},
-           {"error_feedback", truth(error_feedback)},
+           {"error_feedback",
+            error_feedback == 0 || error_feedback == 1 ? truth(error_feedback > 0) : c10::str(error_feedback)},
            {"residual_dtype", eight_bits ? "int8" : "float32"},
            {"rank", orNone(rank)},
            {"adapt_rank", truth(adapt_rank)},

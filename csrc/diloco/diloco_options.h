@@ -44,11 +44,11 @@ struct DiLoCoXOptions {
   double lr = 0.7;        // γ
   double momentum = 0.6;  // μ, in [0, 1); Nesterov's
 
-  CodecSpec codec;       // of pseudo-gradients; none: fp32, exact
-  CodecSpec projection;  // of the first low-rank factor, P; the default: `codec`
-  bool error_feedback = false;
-  bool eight_bits = false;  // residuals are kept in 8 bits
-  int64_t rank = 0;         // r_1, of matrices whose factors are smaller than they; 0: no factors
+  CodecSpec codec;            // of pseudo-gradients; none: fp32, exact
+  CodecSpec projection;       // of the first low-rank factor, P; the default: `codec`
+  double error_feedback = 0;  // the share of a residual that is added to the next pseudo-gradient; 0: no residual
+  bool eight_bits = false;    // residuals are kept in 8 bits
+  int64_t rank = 0;           // r_1, of matrices whose factors are smaller than they; 0: no factors
 
   // Adaptive compression: see Adaptation.
   bool adapt_rank = false, adapt_sync_every = false;

@@ -41,18 +41,19 @@ bool isHeld(const at::Tensor& tensor) {
 
 }  // namespace
 
-Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed)
+Compression::Compression(at::IntArrayRef shape, int64_t rank, double feedback, bool eight_bits, uint64_t seed)
     : shape_(shape.begin(), shape.end()),
       numel_(product(shape)),
       rows_(shape.empty() ? 1 : shape[0]),
       columns_(rows_ == 0 ? 0 : numel_ / rows_),
       rank_(rank),
-      feedback_(feedback),
+      feedback_(static_cast<float>(feedback)),
       seed_(seed),
-      eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(CodedResidual::kEightBits)) : nullptr) {
+      eight_bits_(eight_bits && feedback > 0 ? makeCodec(CodecSpec::parse(CodedResidual::kEightBits)) : nullptr) {
   expectRank(rank_);
   c10::InferenceMode normal(false);  // whatever mode the caller is in: an inference tensor could not be written outside
-  if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
+  if (feedback_ > 0)
+    residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
   if (rank_ == 0) return;
   factor_ = at::zeros({rank_, columns_}, at::kFloat);
   FloatEnv env;
@@ -127,7 +128,7 @@ void Compression::scale(double factor) {
   std::lock_guard<std::mutex> lock(mutex_);
   expectIdle("scale");
   settleLocked();
-  if (!feedback_) return;
+  if (feedback_ == 0) return;
   c10::InferenceMode normal(false);
   c10::NoGradGuard no_grad;
   const at::Tensor scaled = widened().mul(factor);
@@ -157,13 +158,13 @@ Compression::StateView Compression::begin(int64_t numel) {
   c10::InferenceMode normal(false);
   c10::NoGradGuard no_grad;
   StateView lent;
-  if (feedback_) {
+  if (feedback_ > 0) {
     if (!next_residual_.defined()) next_residual_ = at::empty_like(residual_);
     if (eight_bits_) {
       const auto* kept = static_cast<const std::byte*>(residual_.const_data_ptr());
       auto* next = static_cast<std::byte*>(next_residual_.mutable_data_ptr());
       coded_.emplace(*eight_bits_, static_cast<uint64_t>(numel_), std::span(kept, residual_.nbytes()),
-                     std::span(next, next_residual_.nbytes()));
+                     std::span(next, next_residual_.nbytes()), feedback_);
       lent.coded = &*coded_;
     } else {
       if (isHeld(residual_)) settleLocked();
@@ -193,7 +194,8 @@ bool Compression::done() const {
 void Compression::commit() {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
-  if (feedback_) std::swap(residual_, next_residual_);
+  if (feedback_ > 0) std::swap(residual_, next_residual_);
+  decays_ = residual_.defined() && !eight_bits_ && feedback_ < 1;
   // A new tensor if the old one is still held elsewhere, or cannot be used again: values that were handed out do not
   // change.
   if (isHeld(next_residual_)) next_residual_ = at::Tensor();
@@ -212,8 +214,9 @@ void Compression::rollBack() {
 at::Tensor Compression::commitLater(at::Tensor sent, float share, std::vector<float> p, std::vector<float> r) {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
-  TORCH_INTERNAL_ASSERT(feedback_ && !eight_bits_ && !unsettled_ && rank_ > 0);
+  TORCH_INTERNAL_ASSERT(feedback_ > 0 && !eight_bits_ && !unsettled_ && rank_ > 0);
   unsettled_ = Unsettled{sent.defined(), share, std::move(p), std::move(r)};
+  decays_ = feedback_ < 1;
   at::Tensor result = next_residual_;
   if (sent.defined()) next_residual_ = std::move(sent);
   factor_ = std::move(next_factor_);
@@ -227,8 +230,12 @@ void Compression::settle() {
 }
 
 void Compression::settleLocked() const {
-  if (!unsettled_) return;
   const FloatEnv env;
+  if (unsettled_) makeResidual();
+  if (std::exchange(decays_, false)) multiply(residual_.mutable_data_ptr<float>(), numel_, feedback_);
+}
+
+void Compression::makeResidual() const {
   const auto n = static_cast<size_t>(numel_), rows = static_cast<size_t>(rows_);
   auto* x = next_residual_.mutable_data_ptr<float>();
   const auto* kept = residual_.const_data_ptr<float>();

@@ -18,13 +18,14 @@ namespace lowcomm {
 class Compression {
  public:
   // For a contiguous tensor of that shape. `rank`: 0, or, if isLowRank holds for its matrix [size(0), the rest], the
-  // rank of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
-  // `eight_bits`: kept in 8 bits an element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8
-  // bits cannot hold of it is lost. ValueError for a rank that does not fit.
-  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
+  // rank of the factor, which starts from `seed`, the same on all ranks. `feedback`: the share of a residual that the
+  // next op adds (SparseLoCo's β, arXiv 2508.15706), in (0, 1]; 0: there is none. `eight_bits`: kept in 8 bits an
+  // element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8 bits cannot hold of it is lost.
+  // ValueError for a rank that does not fit.
+  Compression(at::IntArrayRef shape, int64_t rank, double feedback, bool eight_bits, uint64_t seed);
 
-  // The last committed, settled value. Undefined without one. Residual: fp32 of the tensor's shape, or the bytes of 8
-  // bits; factor: fp32, [rank, columns]. Not to be written to.
+  // The last committed, settled value. Undefined without one. Residual: what the next op adds, fp32 of the tensor's
+  // shape, or the bytes of 8 bits; factor: fp32, [rank, columns]. Not to be written to.
   at::Tensor residual() const;
   at::Tensor factor() const;
 
@@ -81,13 +82,14 @@ class Compression {
   void expectIdle(const char* what) const;
   void expectRank(int64_t rank) const;
   void settleLocked() const;
+  void makeResidual() const;   // of what is unsettled
   at::Tensor widened() const;  // of residual_
   at::Tensor narrowed(const at::Tensor&) const;
 
   const std::vector<int64_t> shape_;
   const int64_t numel_, rows_, columns_;
   int64_t rank_;
-  const bool feedback_;
+  const float feedback_;
   const uint64_t seed_;
   const std::shared_ptr<const Codec> eight_bits_;  // null: fp32
 
@@ -102,6 +104,7 @@ class Compression {
     std::vector<float> p, r;
   };
   mutable std::optional<Unsettled> unsettled_;
+  mutable bool decays_ = false;  // the residual, once it is made, is still to be multiplied by `feedback`
 };
 
 // The error-feedback residual of one tensor, for ops that each stand alone: an op works on a copy, which replaces the
@@ -109,7 +112,7 @@ class Compression {
 class Residual {
  public:
   // Zeros, fp32, in host memory, of the tensor's shape.
-  explicit Residual(at::IntArrayRef shape) : state_(shape, 0, /*feedback=*/true, /*eight_bits=*/false, 0) {}
+  explicit Residual(at::IntArrayRef shape) : state_(shape, 0, /*feedback=*/1, /*eight_bits=*/false, 0) {}
 
   // fp32 on the host. While an op is under way, what it was before.
   at::Tensor value() const { return state_.residual(); }

@@ -40,8 +40,8 @@ class DiLoCoXOptions(OptionTable):
         rank: Rank r of the two factors that are sent in place of a matrix (PowerSGD, arXiv 1905.13727) and are coded by
             `codec`; None for no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
         projection_codec: Codec text of each first factor; None for `codec`.
-        error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
-            "gauss", which loses little. A residual and its next value take 8 bytes an element.
+        error_feedback: Whether what compression lost is added to the next pseudo-gradient, or a number in (0, 1], the share of
+            it: SparseLoCo's β. None: with any codec except "gauss". A residual and its next value take 8 bytes an element.
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element (sym8:bucket=512), 2 with their next value. What
             8 bits lose of a residual is lost.
         adapt_rank: Whether the rank r_t follows the effective rank of the averages (arXiv 2506.21263, section 2.4.3): the
@@ -79,7 +79,7 @@ class DiLoCoXOptions(OptionTable):
     codec: str | None = "sym4:bucket=128"
     rank: int | None = option(None, "1 or more, or None for no factors", lambda rank: rank >= 1)
     projection_codec: str | None = None
-    error_feedback: bool | None = None
+    error_feedback: float | bool | None = option(None, "a bool, or in (0, 1]", lambda e: e is False or 0 < e <= 1)
     residual_dtype: str = option("float32", f"one of {_RESIDUALS}", _RESIDUALS.__contains__)
     adapt_rank: bool = False
     adapt_sync_every: bool = False
@@ -129,7 +129,7 @@ class DiLoCoXOptions(OptionTable):
             if kind not in _KINDS or (value is None and others):
                 continue
             expected, words = _KINDS[kind]
-            if isinstance(value, bool) or not isinstance(value, expected):
+            if not isinstance(value, expected) or (isinstance(value, bool) and "bool" not in others):
                 raise TypeError(f"DiLoCoX: {field.name}: expected {words}, got {value!r}")
         if not isinstance(self.mode, str):
             raise TypeError(f"DiLoCoX: mode: expected sync, continue or restart, got {self.mode!r}")

@@ -130,7 +130,7 @@ def test_options_are_those_of_the_resumed_run(r):
     model, optimizer = diloco_model.fresh()
     diloco_model.train(model, optimizer, r.rank, range(SAVED))
     saved = optimizer.state_dict()
-    model, optimizer = diloco_model.fresh(every=6)
+    model, optimizer = diloco_model.fresh(every=6, error_feedback=0.5)
     optimizer.load_state_dict(saved)
     begun = []
     for step in range(SAVED, SAVED + 16):

@@ -40,6 +40,7 @@ DIFFERENT = [
     ({"mode": "restart"}, ["mode differs", "has 'continue'", "has 'restart'"]),
     ({"outer_lr": 0.5}, ["outer_lr differs", "has '0.7'", "has '0.5'"]),
     ({"fragments": 2}, ["fragments differs", "has '1'", "has '2'"]),
+    ({"error_feedback": 0.9}, ["error_feedback differs", "has 'True'", "has '0.9'"]),
     ({"residual_dtype": "int8"}, ["residual_dtype differs", "has 'float32'", "has 'int8'"]),
     ({"seed": 1}, ["seed differs", "has '0'", "has '1'"]),
     ({"network": _Narrow}, ["parameters differs", "hash"]),

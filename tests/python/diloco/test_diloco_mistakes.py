@@ -33,6 +33,8 @@ OPTIONS = [
     ({"codec": "levels4"}, ValueError, "codec: expected one of flat tensors without a level table.*levels4"),
     ({"codec": None, "rank": 4}, ValueError, "codec: expected one with rank.*got none"),
     ({"codec": None, "error_feedback": True}, ValueError, "codec: expected one with.*error_feedback.*got none"),
+    *(({"error_feedback": e}, ValueError, rf"error_feedback: .* in \(0, 1\], got {e}") for e in (0.0, -0.5, 1.5, NAN)),
+    ({"error_feedback": "0.9"}, TypeError, "error_feedback: expected a number.*got '0.9'"),
     ({"rank": 0}, ValueError, "rank: expected 1 or more, or None.*got 0"),
     ({"rank": 2.5}, TypeError, "rank: expected an integer.*got 2.5"),
     ({"projection_codec": "sym8"}, ValueError, "projection_codec: expected rank with it.*got none"),
