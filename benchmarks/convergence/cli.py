@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_rates|aq|aq_replicas|
-        split_learning|subspace|seed_replay
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_bits|diloco_rates|aq|
+        aq_replicas|split_learning|subspace|seed_replay
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
         [--seconds FILE] [--curves FILE]
 
@@ -77,6 +77,7 @@ METHODS = {
     ),
     "ddp": Method("DDP, two ranks: exact, 4 bits, and factors of rank 4", ddp.measure),
     "diloco": Method("Outer loops: DiLoCoX and other methods, two ranks", diloco.measure, drawn=diloco_presets.DRAWN),
+    "diloco_bits": Method("Outer loops: the fewest bytes at DiLoCo's loss", diloco.measure_bits, 3),
     "diloco_rates": Method("Outer loops: the outer rate by the number of ranks", diloco.measure_rates, 3),
     "aq": Method(
         "Pipelines: exact messages, codes, and codes of changes (AQ-SGD)",

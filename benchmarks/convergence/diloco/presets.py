@@ -48,6 +48,18 @@ PRESETS: dict[str, Configuration] = {
     "DiLoCoX, gauss2": Configuration(outer=FULL | {"codec": TWO_BITS}),
     "DiLoCoX, D=3": Configuration(outer=FULL, ranks=3),
 }
+# Fewer bytes than DiLoCo in float32: options, how many times fewer at least, and a bound of the loss over DiLoCo's.
+SELDOM: dict[str, Any] = {"mode": "sync", "outer_lr": 1.0, "outer_momentum": 0.3, "codec": TWO_BITS}
+ONCE: dict[str, Any] = SELDOM | {"sync_every": 600, "outer_momentum": 0.0, "codec": "gauss3"}
+SPARSE: dict[str, Any] = presets.sparse_loco(sync_every=200) | {"codec": "topk:chunk=4096,keep=1024,values=sign1"}
+BITS: dict[str, tuple[dict[str, Any], float, float | None]] = {
+    "DiLoCo": (DILOCO, 1, None),
+    "gauss2, μ=0.6": (DILOCO | {"codec": TWO_BITS, "outer_momentum": 0.6}, 15, 1.01),
+    "gauss2 EF, H=100": (SELDOM | {"sync_every": 100, "error_feedback": True}, 60, 1.01),
+    "gauss3, once": (ONCE, 300, None),
+    "SparseLoCo": (presets.sparse_loco(sync_every=20), 120, None),
+    "SparseLoCo, H=200": (SPARSE, 200, None),
+}
 # The curves of the picture.
 DRAWN = ("all_reduce", "DiLoCo", "DiLoCo, gauss2", "H=5 continue", "SparseLoCo", "DiLoCoX", "OpenDiLoCo", "CocktailSGD")
 

@@ -47,8 +47,8 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
     Returns:
         Lists with an element a step: `loss` (of the ranks' own parameters, mean over ranks), `bytes` (sent so far, frames
         included) and `seconds`; `outer`, an element an outer step: {"step" (inner steps by then), "rank" and "sync_every"
-        (r_t and H_t, which it ended with), "effective_rank", "sent_rank" (that its message had)}; and `validation`, the
-        mean cross entropy of the outer parameters on the validation text.
+        (r_t and H_t, which it ended with), "effective_rank"}; and `validation`, the mean cross entropy of the outer
+        parameters on the validation text.
     """
     c = configuration
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=c.ranks)
@@ -63,13 +63,12 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
             group["lr"] = c.lr * min(1, (step + 1) / c.warm_up)
         loss = trained(*corpus.batch(c.batch, SHAPE.context, seed=c.seed, step=step, rank=rank))
         loss.backward()
-        before = optimizer.report if c.outer else {}
-        if not before.get("outer_steps"):
-            before["rank"] = c.outer.get("rank", 0)
+        before = optimizer.report["outer_steps"] if c.outer else 0
         optimizer.step()
         optimizer.zero_grad()
-        if c.outer and optimizer.report["outer_steps"] > before["outer_steps"]:
-            run["outer"].append(outer_step(c.outer, step + 1, before, optimizer.report))
+        if c.outer and (report := optimizer.report)["outer_steps"] > before:
+            kept = {key: report[key] for key in ("rank", "sync_every", "effective_rank")}
+            run["outer"].append({"step": step + 1, **kept})
         run["bytes"].append(count())
         run["loss"].append(mean_over_ranks(loss))
         run["seconds"].append(time.monotonic() - start)
@@ -103,10 +102,3 @@ def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[
 def outer_bytes() -> int:
     """Returns the bytes that this rank has sent in outer steps, frames included."""
     return sent_bytes("outer_step")
-
-
-def outer_step(options: Mapping[str, Any], step: int, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Returns an outer step as the JSON has it. A step that waits for its own average adapts after it was sent, others before."""
-    waits = options.get("mode") == "sync" or after["outer_steps"] <= options.get("sync_warmup", 0)
-    kept = {key: after[key] for key in ("rank", "sync_every", "effective_rank")}
-    return {"step": step, **kept, "sent_rank": math.floor((before if waits else after)["rank"] + 0.5)}

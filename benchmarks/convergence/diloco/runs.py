@@ -23,14 +23,13 @@ from convergence.diloco import message_bytes
 from convergence.diloco import presets as diloco_presets
 from convergence.diloco import rank as diloco_rank
 from convergence.diloco.cocktail import codec_text
-from convergence.diloco.presets import PRESETS
+from convergence.diloco.presets import BITS, PRESETS
 from convergence.diloco.rank import SHAPE, Configuration
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 QUICK = ("DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
 POINT = 5  # steps to a point of a curve, which has their mean loss
-PARAMETERS = [tuple(parameter.shape) for parameter in model.GPT(SHAPE).parameters()]
-ELEMENTS = sum(math.prod(shape) for shape in PARAMETERS)
+ELEMENTS = sum(parameter.numel() for parameter in model.GPT(SHAPE).parameters())
 # Loss / the other's, over paired seeds: (run, other, bound); without a bound it is reported.
 RATIOS = (
     ("DiLoCo, int4 EF", "DiLoCo", 1.01),
@@ -60,12 +59,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         for name, configuration in presets.items():
             if len(runs[name]) == seed and (seed == 0 or name in PAIRED):
                 runs[name].append(run(name, dataclasses.replace(configuration, seed=seed)))
-    off = [abs(entry["bytes"][-1] / entry["formula"] - 1) for of_name in runs.values() for entry in of_name]
-    gates = [
-        *(quick_gates if quick else loss_gates)(runs),
-        Gate("bytes sent / by the formula - 1, largest of all runs", max(off), "<", 0.01),
-        *adaptation_gates(runs["DiLoCoX"]),
-    ]
+    gates = [*(quick_gates if quick else loss_gates)(runs), *adaptation_gates(runs["DiLoCoX"])]
     return {
         "parameters": ELEMENTS,
         "configurations": {name: dataclasses.asdict(of_name[0]["configuration"]) for name, of_name in runs.items()},
@@ -75,13 +69,45 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 def measure_rates(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """The outer learning rate by the number of ranks (arXiv 2503.09799, figure 7), every 30 steps; `quick`: two ranks."""
-    print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")
-    every, runs = diloco_presets.presets.diloco(sync_every=30), []
+    every = diloco_presets.presets.diloco(sync_every=30)
     of_ranks, rates = ((2,), (0.4, 0.7)) if quick else ((2, 4, 8), (0.4, 0.6, 0.7, 0.8))
-    for seed, ranks, rate in itertools.product(range(seeds), of_ranks, rates):
-        chosen = Configuration(outer=every | {"outer_lr": rate}, ranks=ranks, seed=seed)
-        runs.append(run(f"D = {ranks}, rate {rate}", shortened(chosen) if quick else chosen))
-    return {"parameters": ELEMENTS, "curves": [curve(entry) for entry in runs]}, []
+    chosen = {
+        f"D = {ranks}, rate {rate}": Configuration(outer=every | {"outer_lr": rate}, ranks=ranks)
+        for ranks, rate in itertools.product(of_ranks, rates)
+    }
+    return series(chosen, quick=quick, seeds=seeds), []
+
+
+def measure_bits(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
+    """The fewest bytes at the loss of DiLoCo in float32."""
+    chosen = {name: Configuration(outer=outer) for name, (outer, *_) in BITS.items()}
+    content = series(chosen, quick=quick, seeds=seeds)
+    return content, [] if quick else bits_gates(content["curves"])
+
+
+def series(chosen: Mapping[str, Configuration], *, quick: bool, seeds: int) -> dict[str, Any]:
+    """Makes some runs with every seed and prints a row a run; returns the JSON's content."""
+    print(f"# {ELEMENTS} parameters\n{COLUMNS.heading()}")
+    curves = []
+    for seed, (name, configuration) in itertools.product(range(seeds), chosen.items()):
+        seeded = dataclasses.replace(configuration, seed=seed)
+        curves.append(curve(run(name, shortened(seeded) if quick else seeded)))
+    return {"parameters": ELEMENTS, "curves": curves}
+
+
+def bits_gates(curves: Sequence[Mapping[str, Any]]) -> list[Gate]:
+    """Of BITS: loss and bytes next to DiLoCo's, from the runs as the JSON has them."""
+    runs = {name: [entry for entry in curves if entry["name"] == name] for name in BITS}
+    (full, exact), *others = runs.items()
+    gates = []
+    for name, entries in others:
+        found = paired.ratio(validation, entries, exact).show(f"loss {name} / {full}")
+        times = min(of_exact["bytes"][-1] / entry["bytes"][-1] for of_exact, entry in zip(exact, entries, strict=True))
+        _, least, bound = BITS[name]
+        gates.append(Gate(f"bytes {full} / {name}", times, ">=", least))
+        if bound is not None:
+            gates.append(found.gate(f"loss {name} / {full}", "<=", bound))
+    return gates
 
 
 def shortened(configuration: Configuration) -> Configuration:
@@ -119,7 +145,7 @@ def keep_of(budget: float, *, stride: int = 10) -> float:
 
 def cocktail_step(keep: float, stride: int) -> message_bytes.Sent:
     """Returns the bytes of a step of CocktailSGD by the formula, for the first of two ranks."""
-    return message_bytes.all_reduce([math.ceil(ELEMENTS / stride)], lc.codec(codec_text(keep)), 2, 0, rotates=False)
+    return message_bytes.all_reduce([math.ceil(ELEMENTS / stride)], lc.codec(codec_text(keep)), 2, 0)
 
 
 def run(name: str, configuration: Configuration) -> dict[str, Any]:
@@ -128,26 +154,12 @@ def run(name: str, configuration: Configuration) -> dict[str, Any]:
     ranks = launch.run(diloco_rank.train, ranks=c.ranks, deadline_s=120 + 2.0 * c.steps, configuration=c)
     entry = {"name": name, "configuration": c, **ranks[0]}
     sent = entry["bytes"][-1]
-    entry |= {"formula": by_formula(entry), "ratio": 2 * ELEMENTS * c.steps / sent}
+    entry["ratio"] = 2 * ELEMENTS * c.steps / sent
     loss, seconds = entry["validation"], entry["seconds"][-1]
     print(
         COLUMNS.row(name, c.seed, c.ranks, loss, len(entry["outer"]), sent / 1e6, entry["ratio"], seconds), flush=True
     )
     return entry
-
-
-def by_formula(entry: dict[str, Any]) -> float:
-    """Returns the bytes that rank 0 sends in a run by the formula; a fragment counts its share of those of all."""
-    c: Configuration = entry["configuration"]
-    if c.cocktail:
-        return c.steps * sum(cocktail_step(c.cocktail["keep"], c.cocktail["stride"]))
-    if not c.outer:
-        return c.steps * sum(message_bytes.outer_step(PARAMETERS, None, 0, c.ranks, 0))
-    steps = (
-        message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0)
-        for outer in entry["outer"]
-    )
-    return sum(map(sum, steps)) / c.outer.get("fragments", 1)
 
 
 def validation(entry: Mapping[str, Any]) -> float:
@@ -207,7 +219,7 @@ def telling(outer: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def curve(entry: dict[str, Any]) -> dict[str, Any]:
     """A run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point every POINT steps; `telling` outer steps."""
     ends = range(POINT, entry["configuration"].steps + 1, POINT)
-    return {key: entry[key] for key in ("name", "validation", "formula", "ratio")} | {
+    return {key: entry[key] for key in ("name", "validation", "ratio")} | {
         "outer": telling(entry["outer"]),
         "seed": entry["configuration"].seed,
         "step": list(ends),

@@ -31,7 +31,7 @@ def _muon(model):
         ("streaming", {"fragments": 2, "fragment_sync_delay": 1}),
         ("diloco_x", {}),
         ("diloco_x", {"rank": 8, "sync_warmup": 1}),
-        ("sparse_loco", {"keep": 0.1}),
+        ("sparse_loco", {"keep": 512}),
         ("mu_loco", {}),
     ],
     ids=str,
@@ -83,7 +83,7 @@ PUBLISHED = {
     "diloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": None},
     "streaming": {"fragment_update_alpha": 0.5, "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "sym4:bucket=128"},
     "diloco_x": {"sync_every": 125, "mode": "continue", "codec": "sym4:bucket=128", "error_feedback": True},
-    "sparse_loco": {"outer_momentum": 0.0, "codec": "topk:keep=0.02,values=mid2", "error_feedback": True},
+    "sparse_loco": {"codec": "topk:chunk=4096,keep=64,values=sym2", "outer_lr": 1.0, "error_feedback": 0.95},
     "mu_loco": {"sync_every": 30, "codec": "gauss2"},
 }
 
