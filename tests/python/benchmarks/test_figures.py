@@ -1,5 +1,6 @@
 """Measured figures on the pages: they are those of the results, and results say what was measured."""
 
+import importlib
 import json
 import re
 import shutil
@@ -35,6 +36,12 @@ def test_every_result_is_on_a_page():
     shown = {name for page in PAGES.values() for name, _ in result_pages.blocks(page)}
     shown |= {name for page in PAGES.values() for name in re.findall(r"(\w+)\.json", page)}
     assert {path.stem for path in figures.RESULTS.glob("*.json")} <= shown
+
+
+def test_the_gates_of_diloco_bits_follow_from_its_runs():
+    content = figures.load("diloco_bits")
+    gates = importlib.import_module("convergence.diloco.runs").bits_gates(content["curves"])
+    assert [gate.to_json() for gate in gates] == content["gates"]
 
 
 @pytest.mark.parametrize("begin", sorted(figures.table()))
