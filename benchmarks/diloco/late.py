@@ -21,7 +21,7 @@ from linklab import Lab
 from linklab.job import run_on_hosts
 from tables import Columns
 
-BEFORE, STOPPED, AFTER = 4, 10, 6  # intervals
+BEFORE, STOPPED, AFTER = 4, 10, 3  # intervals
 COLUMNS = Columns("case 24 | seed 5 | interval s 11.3f | lost 7.3f | longest s 10.2f | loss 8.4f | late samples 13.0f")
 CASES: dict[str, dict[str, Any]] = {
     "no site is late": {"stops": False, "quorum": True},
