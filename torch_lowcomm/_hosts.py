@@ -3,7 +3,6 @@
 import functools
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
@@ -31,7 +30,10 @@ def hosts_of(
     if not isinstance(hosts, DeviceMesh | str | list):
         raise TypeError(f"{who}: hosts: expected {AUTO!r}, {FLAT!r} or a DeviceMesh, got {type(hosts).__name__}")
     if not isinstance(hosts, str):
-        table = torch.tensor(hosts) if isinstance(hosts, list) else _table_of_mesh(who, hosts)
+        table = torch.tensor(hosts) if isinstance(hosts, list) else hosts.mesh.cpu()
+        if table.ndim != 2:
+            raise ValueError(f"{who}: hosts: expected a mesh [hosts, ranks of a host], got {table.ndim} dimensions")
+        table = table.sort(dim=1).values  # as new_group numbers a host's ranks
         ranks = backend.options.global_ranks_in_group
         if sorted(table.flatten().tolist()) != sorted(ranks) or len(table) < least:
             raise ValueError(
@@ -48,17 +50,6 @@ def hosts_of(
     if hosts != FLAT:
         raise ValueError(f"{who}: hosts: expected {AUTO!r}, {FLAT!r} or a DeviceMesh, got {hosts!r}")
     return None
-
-
-def _table_of_mesh(who: str, mesh: DeviceMesh) -> torch.Tensor:
-    """Returns the table of a mesh [hosts, ranks of a host], of which each host's ranks ascend, as new_group numbers them; one of
-    other dimensions, or without this rank, is a ValueError.
-    """
-    if mesh.ndim != 2:
-        raise ValueError(f"{who}: hosts: expected a mesh [hosts, ranks of a host], got {mesh.ndim} dimensions")
-    if mesh.get_coordinate() is None:
-        raise ValueError(f"{who}: hosts: expected a mesh with rank {dist.get_rank()} in it, got {mesh.mesh.tolist()}")
-    return mesh.mesh.cpu().sort(dim=1).values
 
 
 def rows_of(backend: _C.LowcommBackend) -> list[list[int]]:

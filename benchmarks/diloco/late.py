@@ -1,6 +1,6 @@
 """What a site that stands still costs the others: seconds and loss, with a quorum and without.
 
-    python benchmarks diloco_late [--quick] [--seeds 3] [--rate 100mbit] [--sites 4] [--json FILE]        # as root
+    python benchmarks diloco_late [--quick] [--seeds 2] [--rate 100mbit] [--sites 4] [--json FILE]        # as root
 
 On hosts of the lab every site trains with `lc.DiLoCoX` over a `lc.Membership`, by steps of the same length. One site is
 stopped (SIGSTOP) in its fifth interval, for as long as ten intervals take, and goes on. `lost` is what the ten outer steps
@@ -21,7 +21,7 @@ from linklab import Lab
 from linklab.job import run_on_hosts
 from tables import Columns
 
-BEFORE, STOPPED, AFTER = 4, 10, 3  # intervals
+BEFORE, STOPPED, AFTER = 4, 10, 2  # intervals
 COLUMNS = Columns("case 24 | seed 5 | interval s 11.3f | lost 7.3f | longest s 10.2f | loss 8.4f | late samples 13.0f")
 CASES: dict[str, dict[str, Any]] = {
     "no site is late": {"stops": False, "quorum": True},
@@ -58,7 +58,7 @@ def row_of(case: str, seed: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Measures and reports."""
-    parser = report.arguments(__doc__, quick="short intervals, one seed: that it works", seeds=3)
+    parser = report.arguments(__doc__, quick="short intervals, one seed: that it works", seeds=2)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--sites", type=report.positive, default=4)
     args = parser.parse_args()

@@ -116,7 +116,8 @@ void bindDiLoCoX(py::module_& m) {
           "step", [](DiLoCoX& d, double samples) { return translated([&] { return d.step(samples); }); },
           py::arg("samples"), release())
       .def(
-          "finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
+          "finish", [](DiLoCoX& d, bool sends) { translated([&] { d.finish(sends); }); }, py::arg("sends") = false,
+          release())
       .def(
           "quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
       .def(

@@ -105,6 +105,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
   }
   agree(/*values=*/true);
   history_.join(groups_);
+  history_.takePart();
 }
 
 void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
@@ -167,7 +168,7 @@ bool DiLoCoX::step(double samples) {
       }
       if (due[f]) {
         s.model.collect(s.number);
-        outerStep(s);
+        outerStep(s, options_.mode == OuterMode::sync || s.sent < options_.sync_warmup);
         any = true;
       }
     }
@@ -183,15 +184,14 @@ bool DiLoCoX::step(double samples) {
 
 // Forms the pseudo-gradient, compresses it and starts its average. The average that was under way takes an outer step
 // first, in the same pass over memory; one that training waits for takes it at once.
-void DiLoCoX::outerStep(FragmentSchedule& s) {
+void DiLoCoX::outerStep(FragmentSchedule& s, bool waits) {
   const auto number = static_cast<uint32_t>(++s.sent);
   const Trained trained = std::exchange(s.trained, {});
-  // With a quorum by samples, and by samples a step once more: steps of larger batches are worth more each (Decoupled
-  // DiLoCo, arXiv 2604.21428).
-  const double weight = options_.sync_seconds > 0 ? trained.samples
-                        : options_.quorum > 0     ? trained.samples * trained.samples / trained.steps
-                                                  : 0;
-  const bool waits = options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup;
+  // With a quorum by samples times samples a step: steps of larger batches are worth more each (Decoupled DiLoCo,
+  // arXiv 2604.21428).
+  const double weight = options_.quorum > 0         ? trained.samples * trained.samples / trained.steps
+                        : options_.sync_seconds > 0 ? trained.samples
+                                                    : 0;
   const auto eachStripe = [&](const auto& send) {
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
       vote_->keepError([&] { send(s.stripes[stripe], *groups_[stripe]); });

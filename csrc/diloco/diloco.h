@@ -32,7 +32,7 @@ struct OuterReport {
   std::vector<int> stripes;              // those that this rank carries
   uint64_t taken_bytes = 0;              // of outer state, that this rank took from others at the last regroup()
   double taken_s = 0;                    // that taking it lasted, waits for the others included
-  double late_samples = 0;               // of this site, trained without the others, that count in its next average
+  double late_samples = 0;               // of this site, trained when it was late, that count in its next average; a sum
   double dropped_samples = 0;            // of this site, in parameters that gave way to other sites' at a regroup()
   double waited_s = 0;                   // for that average to come: what of its way was not hidden
   double total_waited_s = 0;             // for all averages, buffers' too
@@ -53,6 +53,16 @@ struct OuterProgress {
 struct OuterPlace {
   std::atomic<int64_t> begun = 0;    // outer steps of this group, of all fragments
   std::atomic<int64_t> awaited = 0;  // the one whose average the loop waits for now; 0 while it waits for none
+};
+
+// A checkpoint, or the end of a group, where all sites meet: as many outer steps later, as long as it lives.
+struct Meeting {
+  static constexpr int64_t kLater = 1 << 20;
+
+  explicit Meeting(OuterPlace& place) : place(place) { place.begun += kLater; }
+  ~Meeting() { place.begun -= kLater; }
+
+  OuterPlace& place;
 };
 
 // Names the outer step that is waited for, as long as it lives.
@@ -101,15 +111,17 @@ class DiLoCoX {
   static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site);
 
-  // To be called after every inner step, of `samples` samples of the site: by them its part of an average counts where
-  // sync_seconds is given, else they mean nothing. Returns whether any pseudo-gradient was sent or outer step applied.
-  // Throws PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). An
-  // error of one rank's average is thrown on every rank of its site, of the same type.
+  // To be called after every inner step, of `samples` samples of the site: by them its part of an average counts with
+  // sync_seconds or a quorum, else they mean nothing. Returns whether any pseudo-gradient was sent or outer step
+  // applied. Throws PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not
+  // finite). An error of one rank's average is thrown on every rank of its site, of the same type.
   bool step(double samples = 1);
 
   // Applies what is under way, moves the parameters to θ̄, and waits until every rank has: the end of training.
   // Collective.
-  void finish();
+  //
+  // `sends`: first takes an outer step of what no message has carried, as after a finish() whose group ended.
+  void finish(bool sends = false);
 
   // Applies what is under way, keeping in the parameters what was trained since it was sent, and waits until every rank
   // has: nothing is on its way when it returns, and the group can be left. Collective, after the same step() on all
@@ -171,7 +183,7 @@ class DiLoCoX {
  private:
   void agree(bool values);
   uint32_t checksum(size_t stripe) const;
-  void outerStep(FragmentSchedule& fragment);
+  void outerStep(FragmentSchedule& fragment, bool waits);
   void waitForAverage(FragmentSchedule& fragment);
   void applyAverage(FragmentSchedule& fragment, Move move);
   void voteOnAverage(const FragmentSchedule& fragment, const EffectiveRanks& mine, const std::exception_ptr& error);

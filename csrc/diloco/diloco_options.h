@@ -31,7 +31,7 @@ struct DiLoCoXOptions {
   // Above 0: an interval ends after so many seconds by the clock of a site's first rank, and at the latest after
   // sync_every inner steps; contributions count by their samples.
   double sync_seconds = 0;
-  // Above 0: of so many sites a group is enough. Who calls regroup() leaves late sites out (OuterPlace), and
+  // Above 0: the number of sites that a group needs. The caller of regroup() leaves late sites out (OuterPlace), and
   // what these have trained counts when they come back.
   int64_t quorum = 0;
   OuterMode mode = OuterMode::proceed;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -97,7 +98,9 @@ void DiLoCoX::giveUp() {
     if (s.under_way) s.trained += std::exchange(s.sent_trained, {});
     s.under_way = false;
     s.apply_at = -1;
-    if (s.send_at <= clock_.steps) clock_.start(s);
+    if (s.send_at > clock_.steps) continue;
+    history_.broke_off = true;
+    clock_.start(s);
   }
   // With an interval by the clock, sites could disagree about the next fragment: some ended this interval by their
   // limit of steps.
@@ -109,6 +112,8 @@ void DiLoCoX::giveUp() {
 // Applies what is under way, and waits until every rank has: a rank that closed its connections before would take from
 // the others what they have not read yet.
 void DiLoCoX::leaveGroups(Move move) {
+  const Meeting meeting(place_);
+  std::optional<Awaiting> awaiting;
   try {
     for (FragmentSchedule& s : fragments_) {
       if (s.under_way) {
@@ -119,6 +124,7 @@ void DiLoCoX::leaveGroups(Move move) {
         voteOnAverage(s, {}, nullptr);
       }
     }
+    awaiting.emplace(place_, place_.begun);
     for (; !checks_.empty(); checks_.pop_front())
       vote_->keepError([&] { vote_->await(checks_.front().second); });
     vote_->onErrors(clock_.steps);
@@ -126,7 +132,6 @@ void DiLoCoX::leaveGroups(Move move) {
     giveUp();
     throw;
   }
-  const Awaiting awaiting(place_, ++place_.begun);
   KeyValues description{{{"outer step", std::to_string(history_.applied)}}};
   for (const std::shared_ptr<OpQueue>& group : groups_) {
     vote_->keepError([&] {
@@ -142,7 +147,17 @@ void DiLoCoX::quiesce() {
   leaveGroups(Move::keeping);
 }
 
-void DiLoCoX::finish() {
+void DiLoCoX::finish(bool sends) {
+  try {
+    for (FragmentSchedule& s : fragments_) {
+      if (!sends || options_.mode == OuterMode::sync) break;  // which sends nothing before it is waited for
+      s.model.collect(s.number);
+      outerStep(s, /*waits=*/true);
+    }
+  } catch (...) {
+    giveUp();
+    throw;
+  }
   leaveGroups(Move::whole);
   restore();
 }
@@ -189,6 +204,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   const auto start = Clock::now();
   auto waited_until = start;
   bool behind = false, anyone_behind = false, keeps = options_.quorum > 0;
+  bool hastens = std::exchange(history_.broke_off, false);
   std::vector<Handover> handovers;
   std::exception_ptr error;
   try {
@@ -198,8 +214,10 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
       ranks.push_back(StripeRanks::compare(*groups_[stripe], history_.applied, checksum(stripe)));
       behind = behind || ranks[stripe].isBehind(groups_[stripe]->rank());
       anyone_behind = anyone_behind || !ranks[stripe].behind.empty();
-      if (options_.quorum > 0 && !ranks[stripe].behind.empty())
-        keeps = history_.isUncounted(stripe, *groups_[stripe], ranks[stripe]) && keeps;
+      if (options_.quorum == 0) continue;
+      for (const double other : gatherNumber(hastens ? 1 : 0, *groups_[stripe], "DiLoCoX: compare how groups ended"))
+        hastens = hastens || other == 1;
+      if (!ranks[stripe].behind.empty()) keeps = history_.isUncounted(stripe, *groups_[stripe], ranks[stripe]) && keeps;
     }
     for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
       goOnFrom(takenFrom(*groups_[stripe], ranks[stripe].ahead[0], progress()));
@@ -225,17 +243,19 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   if (options_.quorum > 0) {
     keeps = vote_->mean(keeps ? 1 : 0) == 1;
     anyone_behind = vote_->mean(anyone_behind ? 1 : 0) > 0;
+    hastens = vote_->mean(hastens ? 1 : 0) > 0;
   }
   report_.taken_bytes = 0;
-  for (Handover& one : handovers)
-    report_.taken_bytes += one.finish(keeps);
+  for (size_t i = 0; i < handovers.size(); ++i)
+    report_.taken_bytes += handovers[i].finish(keeps && !fragments_[i % fragments_.size()].buffers);
+  if (behind) history_.forget();
   report_.taken_s = secondsSince(start);
   Arrival arrival{progress(), !groups_.empty(), behind, secondsSince(waited_until)};
   if (vote_->ranks()) arrival = agreeInSite(*vote_->ranks(), *model_, std::move(arrival));
   goOnFrom(arrival.progress);
   clock_.startAll(fragments_);
   // A group that goes on without a late site takes the outer step that it was late for.
-  if (options_.quorum > 0 && !anyone_behind) clock_.hasten(fragments_);
+  if (options_.quorum > 0 && hastens && !anyone_behind) clock_.hasten(fragments_);
   if (arrival.behind) {
     for (FragmentSchedule& s : fragments_) {
       s.model.spread(s.number);
@@ -248,6 +268,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   clock_.resume();
   place_.begun = 0;
   history_.formed = true;
+  history_.takePart();
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 

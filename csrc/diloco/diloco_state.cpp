@@ -54,6 +54,8 @@ TensorMap DiLoCoX::counters() const {
 }
 
 TensorMap DiLoCoX::state() {
+  const Meeting meeting(place_);
+  const Awaiting awaiting(place_, place_.begun);
   const std::exception_ptr error = awaitAll(fragments_, *vote_);
   if (vote_->isLost(error != nullptr)) giveUp();
   vote_->onState(groups_, error ? reasonOf(error) : "", report_.outer_steps);
@@ -67,6 +69,8 @@ TensorMap DiLoCoX::state() {
 }
 
 void DiLoCoX::stateFailed(const std::string& error) {
+  const Meeting meeting(place_);
+  const Awaiting awaiting(place_, place_.begun);
   if (vote_->isLost(awaitAll(fragments_, *vote_) != nullptr)) giveUp();
   vote_->onState(groups_, error.empty() ? "no reason was given" : error, report_.outer_steps);
 }

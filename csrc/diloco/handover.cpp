@@ -26,10 +26,12 @@ StripeRanks StripeRanks::compare(OpQueue& group, int64_t applied, uint32_t check
 
 void GroupHistory::leave() {
   constexpr size_t kKept = 64;
-  for (const uint32_t epoch : epochs_)
+  const std::vector<uint32_t> left = std::exchange(epochs_, {});
+  if (!std::exchange(taken_part_, false)) return;
+  for (const uint32_t epoch : left)
     ended_.emplace_back(epoch, applied);
   if (ended_.size() > kKept) ended_.erase(ended_.begin(), ended_.end() - kKept);
-  last_ = std::exchange(epochs_, {});
+  last_ = left;
 }
 
 void GroupHistory::join(const std::vector<std::shared_ptr<OpQueue>>& groups) {

@@ -25,12 +25,17 @@ struct StripeRanks {
 // The groups that a rank has been in, one after another.
 class GroupHistory {
  public:
-  int64_t applied = 0;  // outer steps, in all groups
-  bool formed = false;  // there is a group of this rank, or of another one of its site
+  int64_t applied = 0;     // outer steps, in all groups
+  bool formed = false;     // there is a group of this rank, or of another one of its site
+  bool broke_off = false;  // the last group ended where an interval did: without the outer step of it
 
-  // The groups of this rank's stripes have ended; there are others.
+  // The groups of this rank's stripes have ended; there are others; it takes part in them, since all have met there.
   void leave();
   void join(const std::vector<std::shared_ptr<OpQueue>>& groups);
+  void takePart() { taken_part_ = true; }
+
+  // This rank has taken the others' state over: it knows no longer how its groups ended there.
+  void forget() { ended_.clear(); }
 
   // Whether what this rank has trained since its last outer step is in no average yet: of the messages that it had sent
   // in the last group of this stripe the ranks ahead have applied none, as that group ended with as many outer steps
@@ -38,7 +43,8 @@ class GroupHistory {
   bool isUncounted(size_t stripe, OpQueue& group, const StripeRanks& ranks) const;
 
  private:
-  std::vector<uint32_t> epochs_, last_;              // of the groups, by stripe; of those before
+  std::vector<uint32_t> epochs_, last_;  // of the groups, by stripe; of the last ones before that it took part in
+  bool taken_part_ = false;
   std::vector<std::pair<uint32_t, int64_t>> ended_;  // epochs of groups, and `applied` when each ended
 };
 

@@ -102,11 +102,13 @@ class Elastic(Fixed):
 
     def finish(self, outer: _C.DiLoCoX) -> None:
         """As `Fixed.finish`."""
+        healed = False
         while True:
             try:
-                return outer.finish()
+                return outer.finish(healed)
             except DistBackendError as error:
                 self._heal(outer, error)
+                healed = True  # what was under way is lost with the group
 
     def _heal(self, outer: _C.DiLoCoX, error: DistBackendError) -> None:
         if self._watch is None:

@@ -126,7 +126,7 @@ class DiLoCoX(OptimizerAround):
 
         Args:
             closure: For inner optimizers that take one.
-            samples: Samples that this rank's site has trained on in this step, for `sync_seconds`; all ranks of the site give
+            samples: Samples that this rank's site has trained on in this step, for `sync_seconds` and `quorum`; all its ranks give
                 the same. 1: sites count by their steps.
 
         Returns:
@@ -173,8 +173,9 @@ class DiLoCoX(OptimizerAround):
         """Goes on with the machines that are alive. Call it when `step` has raised a DistBackendError or `regroup_due` is true.
 
         Messages under way are dropped. Machines that are new or behind take outer parameters, momentum and counters from the
-        most advanced machines, and go on from their outer parameters. The other machines keep what they have trained, and go on
-        training while they give. Those that take leave out about as many inner steps as were made meanwhile; `steps` counts them.
+        most advanced machines, and go on from their outer parameters; with a quorum by what they have trained. The others keep
+        what they have trained, and go on training while they give. Those that take leave out about as many inner steps as were
+        made meanwhile; `steps` counts them.
 
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.
@@ -216,8 +217,8 @@ class DiLoCoX(OptimizerAround):
         is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages), "taken_bytes"
         and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the seconds that this
         lasted), "late" (with a quorum: ids of the machines that the others went on without, and that are not back),
-        "late_samples" (of this site, trained while the others went on, that count in its next average), "dropped_samples" (of
-        this site, in parameters that gave way to other sites' when it joined a group), "memory" (bytes of this rank's outer
+        "late_samples" (a sum: of this site, that it had trained when it was late, and that counted later), "dropped_samples" (a
+        sum: of this site, in parameters that gave way to others' when it joined a group), "memory" (bytes of this rank's outer
         state when the last average had come, which is when there is most: "outer", "momentum", "start", "mark", "average",
         "residual", "rounding" and their "total"; docs/diloco_memory.md says what they are)}
         """

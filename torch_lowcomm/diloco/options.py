@@ -25,7 +25,7 @@ class DiLoCoXOptions(OptionTable):
             samples (`step(samples=)`) over those of all sites. Train until `report["outer_steps"]`, which is the same at all
             sites, has come to a number.
         quorum: With a `Membership`: the number of sites that go on without late ones. A site that is late, however long,
-            adds what it has trained to a later average, and does not hold the others up. Contributions count by c²/n, of
+            adds what it has trained to a later average, and does not hold the others up. A contribution's weight is c²/n, of
             c samples in n inner steps (Decoupled DiLoCo, arXiv 2604.21428). None: every outer step waits for all sites.
         grace_s: Seconds for which a quorum waits for the others nevertheless; None for a tenth of the time between two outer
             steps, at least one second.

@@ -228,13 +228,9 @@ class Membership(NotCopied):
     def watch(self, loop: _C.DiLoCoX, quorum: int, grace_s: float | None) -> QuorumWatch:
         """Starts a watch on this rank that ends groups with late machines; what does not fit is a ValueError."""
         if quorum < self._min_machines:
-            raise ValueError(
-                f"DiLoCoX: quorum: expected {self._min_machines} or more (the Membership's min_machines), got {quorum}"
-            )
+            raise ValueError(f"DiLoCoX: quorum: expected {self._min_machines} or more (min_machines), got {quorum}")
         if grace_s is not None and grace_s >= self._timeout_s:
-            raise ValueError(
-                f"DiLoCoX: grace_s: expected less than the Membership's timeout, {self._timeout_s:g} s, got {grace_s:g}"
-            )
+            raise ValueError(f"DiLoCoX: grace_s: expected less than {self._timeout_s:g} (the timeout), got {grace_s:g}")
         return QuorumWatch(
             self._root, self._id, self._beat, loop=loop, timeout_s=self._timeout_s, quorum=quorum, grace_s=grace_s
         )

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 
 from torch.distributed import PrefixStore, Store
 
@@ -27,14 +28,8 @@ class QuorumWatch:
     there ends its connections of the group: the loop's call raises DistBackendError, and the machines form another group
     without waiting for them (Rounds). A machine that is named does the same, and comes to a later round.
 
-    Args:
-        store: The store of the Membership.
-        machine_id: Id of this machine.
-        beat: Its signs of life; None on a rank that is not its machine's first.
-        timeout_s: Progress deadline of the store's answers.
-        quorum: The number of machines that need not wait for others.
-        grace_s: Seconds that they wait nevertheless; None for a tenth of the time between two outer steps, at least one second,
-            and ten seconds before it is known.
+    `beat` is None on a rank that is not its machine's first; `grace_s` None is a tenth of the time between two outer steps, at
+    least one second, and ten seconds before it is known.
     """
 
     def __init__(
@@ -53,7 +48,9 @@ class QuorumWatch:
         self._group: MachineGroup | None = None
         self._since = math.inf  # when the quorum was there for the outer step that is waited for
         self._waited_for = (0, 0)
-        self._begun, self._begun_at, self._interval_s = 0, 0.0, 0.0
+        self._begun, self._begun_at, self._timeout_s = 0, 0.0, timeout_s
+        self._intervals: deque[float] = deque(maxlen=5)  # seconds between two outer steps
+        self._lock = threading.Lock()
         self.late: set[str] = set()  # machines that were named, and are not in a group again
         if beat is not None:
             beat.place = self._place
@@ -66,22 +63,29 @@ class QuorumWatch:
         """Seconds for which the quorum waits for others."""
         if self._given_s is not None:
             return self._given_s
-        return max(_LEAST_S, _SHARE * self._interval_s) if self._interval_s else _UNKNOWN_S
+        wanted_s = max(_LEAST_S, _SHARE * min(self._intervals)) if self._intervals else _UNKNOWN_S
+        return min(wanted_s, self._timeout_s / 2)
 
     def enter(self, group: MachineGroup | None) -> None:
         """This machine has connected to a group; None: it has given its last one up."""
-        self._group = group
+        with self._lock:
+            self._group = group
         if group is None:
             return
         self.late -= set(group.machines)
+        if self.late and self._beat is not None:
+            self._store.set_behind(group.number, sorted(self.late))
         if len(group.machines) < self._quorum:
             there = ", ".join(group.machines)
             logger.warning("DiLoCoX: quorum: expected %d machines, got %s: all are waited for", self._quorum, there)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and its part in the signs of life."""
         self._stop.set()
-        self._thread.join(timeout=2.0)
+        if self._beat is not None and self._beat.place == self._place:
+            self._beat.place, self._beat.pace_s = None, math.inf
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2.0)
 
     def _place(self) -> tuple[int, int]:
         group = self._group
@@ -95,10 +99,12 @@ class QuorumWatch:
                 if group is None or awaited == 0:
                     continue
                 late = self._store.late(group.number) or self._named(group, awaited)
-                if late and self._group is group:
+                with self._lock:
+                    ends = bool(late) and self._group is group
+                    self._group = None if ends else self._group
+                if ends:
                     self.late |= set(late) - {self._id}
                     group.abort()
-                    self._group = None
         except ConnectionError as error:  # which every method of the Membership raises from now on
             logger.error("%s", error)
 
@@ -110,16 +116,14 @@ class QuorumWatch:
 
     def _measure(self) -> None:
         begun, now = self._loop.begun, time.monotonic()
-        if begun == self._begun:
-            return
         if begun == self._begun + 1 and self._begun:
-            lasted_s = now - self._begun_at
-            self._interval_s = min(self._interval_s or lasted_s, lasted_s)
-        self._begun, self._begun_at = begun, now
+            self._intervals.append(now - self._begun_at)
+        if begun != self._begun:
+            self._begun, self._begun_at = begun, now
 
     def _named(self, group: MachineGroup, awaited: int) -> list[str]:
         """Names the machines that are late, if the quorum has waited for long enough, and returns those that are named."""
-        if self._beat is None:
+        if self._beat is None or not self._beat.is_current():
             return []
         now, alive = time.monotonic(), self._beat.alive()
         if self._waited_for != (group.number, awaited):

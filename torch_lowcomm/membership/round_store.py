@@ -75,8 +75,15 @@ class RoundStore:
 
     def late(self, number: int) -> list[str]:
         """Returns the machines of a group that were named so."""
-        named = self._store.find(f"{number}/late")
-        return [] if named is None else json.loads(named)
+        return json.loads(self._store.find(f"{number}/late") or "[]")
+
+    def set_behind(self, number: int, machines: list[str]) -> None:
+        """Notes machines that were named in earlier groups, and are not in this one."""
+        self._store.set(f"{number}/behind", json.dumps(machines))
+
+    def not_waited_for(self, number: int) -> set[str]:
+        """Returns the machines for which those of a group do not wait when they form the next one."""
+        return {*self.late(number), *json.loads(self._store.find(f"{number}/behind") or "[]")}
 
     def last_group(self, number: int) -> tuple[int, set[str], bool]:
         """Returns the number of the last round up to this one that connected, the machines of it and of later ones that have

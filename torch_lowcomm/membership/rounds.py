@@ -133,7 +133,7 @@ class Rounds:
         patient_since = now if self._grouped == connected and not undecided else math.inf
         # The machines of a round without a word wait for one another, for as long as the time-out, before they can come.
         progress = now + self._timeout_s if undecided else now
-        late = set(self._store.late(connected))
+        late = self._store.not_waited_for(connected)
         return _Entry(
             number, key, last_group - late, late, began=now, progress=progress, patient_since=patient_since, told=now
         )
@@ -206,7 +206,7 @@ class _Entry:
     number: int  # of the round
     key: str  # of the place at the store
     last_group: set[str]  # machines of the last round that connected, and of later ones that may; without late ones
-    late: set[str]  # machines of the last round that connected, which its others wait for no longer
+    late: set[str]  # machines that were named late, and are in no group since: the others do not wait for them
     began: float  # when it entered
     progress: float  # when it last saw a machine enter, or train that has not entered
     patient_since: float  # whom it waits for, it waits for from then on

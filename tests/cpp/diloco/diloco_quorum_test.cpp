@@ -1,4 +1,5 @@
 // An outer loop with a quorum: a late site's work counts once, and contributions count by samples.
+#include "base/error.h"
 #include "collective/context.h"
 #include "diloco_ranks.h"
 
@@ -34,11 +35,20 @@ TEST(DiLoCoXQuorum, ALateSiteKeepsItsWork) {
     const auto theirs = parametersOf(*trainees[2]), from = trainees[2]->outer();
     onRanks(quorum, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
       Trainee& trainee = *trainees[rank];
-      const int64_t begun = trainee.loop->report().outer_steps;
+      if (rank == 0) all.hub().kill(2);
+      const auto step = [&] { trainee.train(trainee.loop->steps(), trainee.loop->steps() + 1); };
+      EXPECT_THROW(
+          {
+            while (true)
+              step();
+          },
+          PeerError);
       trainee.loop->regroup({queue});
-      trainee.train(5, 6);  // the outer step that the third rank is late for
+      const int64_t begun = trainee.loop->report().outer_steps;
+      step();  // takes the outer step that the third rank is late for
       EXPECT_EQ(trainee.loop->report().outer_steps, begun + 1);
-      trainee.train(6, 10);
+      while (trainee.loop->steps() < 12)
+        step();
       EXPECT_EQ(trainee.loop->report().late_samples, 0);
     });
     onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
@@ -51,7 +61,7 @@ TEST(DiLoCoXQuorum, ALateSiteKeepsItsWork) {
         EXPECT_GT(trainee.loop->report().late_samples, 0);
         EXPECT_EQ(trainee.loop->report().dropped_samples, 0);
       }
-      trainee.trainUntil(18);
+      trainee.trainUntil(24);
       trainee.loop->finish();
     });
     for (size_t i = 0; i < kShapes.size(); ++i)
@@ -81,6 +91,49 @@ TEST(DiLoCoXQuorum, WorkInAnAverageCountsOnce) {
       EXPECT_TRUE(at::equal(now[i], outer[i]));
     EXPECT_EQ(trainees[2]->loop->report().late_samples, 0);
     EXPECT_EQ(trainees[2]->loop->report().dropped_samples, 7);
+  });
+}
+
+// Two ranks are without an average that the others have applied. The first that takes over does not know how their
+// group ended for the others, and cannot say that the second one's work is in none.
+TEST(DiLoCoXQuorum, WhoTookOverAnswersForNobody) {
+  DiLoCoXOptions o = options(4, OuterMode::proceed);
+  o.quorum = 2;
+  Ranks all = group(4, 1), two = group(2, 2), three = group(3, 3), again = group(4, 4);
+  std::vector<std::unique_ptr<Trainee>> trainees;
+  for (int rank = 0; rank < 4; ++rank)
+    trainees.push_back(std::make_unique<Trainee>(rank, kShapes));
+  onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    trainees[rank]->loop = std::make_unique<DiLoCoX>(trainees[rank]->parameters, queue, o);
+    trainees[rank]->train(0, rank < 2 ? 8 : 7);  // at 8 the average of 4 is applied
+  });
+  all.hub().kill(2);
+  all.hub().kill(3);
+  onRanks(two, [&](int rank, const std::shared_ptr<OpQueue>& queue) { trainees[rank]->loop->regroup({queue}); });
+  onRanks(three, [&](int rank, const std::shared_ptr<OpQueue>& queue) { trainees[rank]->loop->regroup({queue}); });
+  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { trainees[rank]->loop->regroup({queue}); });
+  for (int rank : {2, 3}) {
+    EXPECT_EQ(trainees[rank]->loop->report().dropped_samples, 7) << rank;
+    EXPECT_EQ(trainees[rank]->loop->report().late_samples, 0) << rank;
+  }
+}
+
+// finish() in the next group takes an outer step of what the ended group's message has not carried.
+TEST(DiLoCoXQuorum, TheEndAveragesWhatALostMessageHeld) {
+  DiLoCoXOptions o = options(4, OuterMode::proceed);
+  o.quorum = 2;
+  Ranks all = group(3, 1), two = group(2, 2);
+  onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, rank == 2 ? 3 : 4);
+    if (rank == 2) return all.hub().kill(2);
+    const auto before = trainee.outer();
+    EXPECT_THROW(trainee.loop->finish(), PeerError);
+    trainee.loop->regroup({std::make_shared<EngineQueue>(two.engine(rank))});
+    trainee.loop->finish(/*sends=*/true);
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_FALSE(at::equal(trainee.outer()[i], before[i]));
   });
 }
 

@@ -79,12 +79,35 @@ def test_goes_on_and_ends_without_machines_that_are_killed(r, port):
     return outer
 
 
+@pytest.mark.on(4, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL, 3: -signal.SIGKILL})
+def test_a_late_machine_is_waited_for_neither_at_a_loss_nor_at_the_end(r, port):
+    """One of four hangs, and stays so: the loss of another one, and finish(), wait for its patience or time-out otherwise."""
+    members, trained = _machine(r, port, mode="continue")
+    _until(trained, lambda: len(members.formed.machines) == 4)
+    if r.rank == 3:
+        r.hear("ended", timeout_s=DEADLINE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+    _until(trained, lambda: len(members.formed.machines) == 3)
+    if r.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _until(trained, lambda: len(members.formed.machines) == 2)
+    assert "machine3" in trained.opt.report["late"]
+    outer = trained.outer()
+    assert trained.lost == []
+    r.say(f"finished{r.rank}")
+    if r.rank == 0:
+        r.hear("finished1")
+        r.say("ended")
+    members.leave()
+    return outer
+
+
 @pytest.mark.on(2, timeout=DEADLINE_S)
 def test_refuses_a_quorum_that_cannot_be(r, port):
     members = join(port, f"machine{r.rank}", timeout=TIMEOUT)
     for options, says in (
-        ({"quorum": 1}, r"quorum: expected 2 or more \(the Membership's min_machines\), got 1"),
-        ({"quorum": 2, "grace_s": 60}, "grace_s: expected less than the Membership's timeout, 60 s, got 60"),
+        ({"quorum": 1}, r"quorum: expected 2 or more \(min_machines\), got 1"),
+        ({"quorum": 2, "grace_s": 60}, r"grace_s: expected less than 60 \(the timeout\), got 60"),
     ):
         with pytest.raises(ValueError, match=f"DiLoCoX: {says}"):
             TrainingResult(members, r.rank, **options)
