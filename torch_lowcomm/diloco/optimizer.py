@@ -126,7 +126,7 @@ class DiLoCoX(OptimizerAround):
 
         Args:
             closure: For inner optimizers that take one.
-            samples: Samples that this rank's site has trained on in this step, for `sync_seconds` and `quorum`; all its ranks give
+            samples: Samples that this rank's site has trained on in this step, for `sync_seconds` and `quorum`; all ranks give
                 the same. 1: sites count by their steps.
 
         Returns:

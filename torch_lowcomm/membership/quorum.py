@@ -76,8 +76,7 @@ class QuorumWatch:
         if self.late and self._beat is not None:
             self._store.set_behind(group.number, sorted(self.late))
         if len(group.machines) < self._quorum:
-            there = ", ".join(group.machines)
-            logger.warning("DiLoCoX: quorum: expected %d machines, got %s: all are waited for", self._quorum, there)
+            logger.warning("DiLoCoX: quorum=%d: got %s, who wait for all", self._quorum, ", ".join(group.machines))
 
     def stop(self) -> None:
         """Ends the thread, and its part in the signs of life."""
