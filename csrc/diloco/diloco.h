@@ -32,12 +32,12 @@ struct OuterReport {
   std::vector<int> stripes;              // those that this rank carries
   uint64_t taken_bytes = 0;              // of outer state, that this rank took from others at the last regroup()
   double taken_s = 0;                    // that taking it lasted, waits for the others included
-  double late_samples = 0;               // of this site, trained when it was late, that count in its next average; a sum
-  double dropped_samples = 0;            // of this site, in parameters that gave way to other sites' at a regroup()
-  double waited_s = 0;                   // for that average to come: what of its way was not hidden
-  double total_waited_s = 0;             // for all averages, buffers' too
-  double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
-  OuterMemory memory;                    // of all fragments, each with its last average
+  double late_samples = 0;     // of this site, trained when it was late, that count in its next average; a sum
+  double dropped_samples = 0;  // of this site, in parameters that gave way to other sites' at a regroup()
+  double waited_s = 0;         // for that average to come: what of its way was not hidden
+  double total_waited_s = 0;   // for all averages, buffers' too
+  double local_s = 0;          // of the last step() that took or applied anything, what it did not wait
+  OuterMemory memory;          // of all fragments, each with its last average
 };
 
 // How far an outer loop has come: what a site that joins takes from the others.
