@@ -63,6 +63,9 @@ def main() -> None:
     opt.finish()
     finish({"times": times, "loss": validation(gpt, corpus, context), "late_samples": opt.report["late_samples"]})
     members.leave()
+    store.set(f"done{rank}", "")
+    if rank == 0:  # its process has the store
+        store.wait([f"done{other}" for other in range(sites)], timedelta(minutes=2))
 
 
 if __name__ == "__main__":
