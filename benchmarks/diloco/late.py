@@ -3,9 +3,9 @@
     python benchmarks diloco_late [--quick] [--seeds 2] [--rate 100mbit] [--sites 4] [--json FILE]        # as root
 
 On hosts of the lab every site trains with `lc.DiLoCoX` over a `lc.Membership`, by steps of the same length. One site is
-stopped (SIGSTOP) in its fifth interval, for as long as ten intervals take, and goes on. `lost` is what the ten outer steps
-of the others after it took longer than ten of those before, by their length; the loss is that of the outer parameters after
-the last outer step, next to the same training that no site is late in.
+stopped (SIGSTOP) in its fifth interval, for as long as ten intervals take, and goes on. `lost` is what the others' intervals
+took longer than usual until that site was back, its return included, by ten of the usual length; the loss is that of the outer
+parameters after the same number of outer steps in all cases.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from linklab import Lab
 from linklab.job import run_on_hosts
 from tables import Columns
 
-BEFORE, STOPPED, AFTER = 4, 10, 2  # intervals
-COLUMNS = Columns("case 24 | seed 5 | interval s 11.3f | lost 7.3f | longest s 10.2f | loss 8.4f | late samples 13.0f")
+BEFORE, STOPPED, AFTER = 4, 10, 6  # intervals
+COLUMNS = Columns(
+    "case 24 | seed 5 | interval s 11.3f | lost 7.3f | lost s 8.2f | back after 11.0f | loss 8.4f | late samples 13.0f"
+)
 CASES: dict[str, dict[str, Any]] = {
     "no site is late": {"stops": False, "quorum": True},
     "one stops, quorum": {"stops": True, "quorum": True},
@@ -41,16 +43,21 @@ class Setting:
 
 
 def row_of(case: str, seed: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of what the sites wrote; the first site's clock counts, which is never late."""
-    times = ranks[0]["times"]
-    lasted = [after - before for before, after in itertools.pairwise(times)]
-    usual, during = statistics.median(lasted[: BEFORE - 1]), lasted[BEFORE - 1 : BEFORE - 1 + STOPPED]
+    """Of what the sites wrote; the first site's clock counts, which is never late. `back`: intervals until all sites were in
+    the group again, or ten.
+    """
+    times, sites = ranks[0]["times"], ranks[0]["sites"]
+    usual = statistics.median(after - before for before, after in itertools.pairwise(times[:BEFORE]))
+    away = [i for i, count in enumerate(sites) if count < len(ranks)]
+    back = max([*(i + 2 - BEFORE for i in away), STOPPED])
+    lost_s = times[BEFORE - 1 + back] - times[BEFORE - 1] - back * usual
     return {
         "case": case,
         "seed": seed,
         "interval_s": usual,
-        "lost": sum(during) / (STOPPED * usual) - 1,
-        "longest_s": max(during) - usual,
+        "lost": lost_s / (STOPPED * usual),
+        "lost_s": lost_s,
+        "back": back,
         "loss": ranks[0]["loss"],
         "late_samples": ranks[-1]["late_samples"],
     }

@@ -33,15 +33,20 @@ def main() -> None:
     rank, sites, seed = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), job["seed"]
     store = dist.TCPStore(os.environ["MASTER_ADDR"], 29401, is_master=rank == 0, wait_for_workers=False)
     members = lc.Membership(store, f"site{rank}", min_machines=2, timeout=timedelta(minutes=30))
+    while len(members.alive()) < sites:  # the first group has all of them
+        time.sleep(0.1)
     torch.manual_seed(seed)
     gpt = model.GPT(model.Config(**MODELS[job["model"]]))
     quorum = {"quorum": sites - 1} if job["quorum"] else {}
     inner = torch.optim.AdamW(gpt.parameters(), lr=1e-3, fused=True)
     opt = lc.DiLoCoX(inner, job["every"], mode="sync", codec="gauss2", model=gpt, group=members, **quorum)
     corpus, context = data.load(), MODELS[job["model"]]["context"]
-    times: list[float] = []
+    times: list[float] = []  # of outer steps, and how many sites were in the group
+    counts: list[int] = []
+    loss = None
     stops, step = job["stops"] and rank == sites - 1, 0
-    while opt.report["outer_steps"] < job["steps"] or len(members.formed.machines) < sites:
+    last = job["steps"] + 2  # and the loss is taken before
+    while opt.report["outer_steps"] < last or len(members.formed.machines) < sites:
         began, before = time.monotonic(), opt.report["outer_steps"]
         gpt(*corpus.batch(job["batch"], context, seed=seed, step=step, rank=rank)).backward()
         step += 1
@@ -54,14 +59,17 @@ def main() -> None:
             opt.regroup()
         inner.zero_grad()
         if opt.report["outer_steps"] > before:
-            if len(members.formed.machines) == sites or times:
-                times.append(time.monotonic())
+            times.append(time.monotonic())
+            counts.append(len(members.formed.machines))
+            if rank == 0 and opt.report["outer_steps"] == job["steps"]:
+                with opt.outer_parameters():
+                    loss = validation(gpt, corpus, context)
             if stops and len(times) == BEFORE:
                 stops = False
                 time.sleep(job["every"] * job["step_s"] / 2)
                 _stand_still(job["stopped"] * job["every"] * job["step_s"])
     opt.finish()
-    finish({"times": times, "loss": validation(gpt, corpus, context), "late_samples": opt.report["late_samples"]})
+    finish({"times": times, "sites": counts, "loss": loss, "late_samples": opt.report["late_samples"]})
     members.leave()
     store.set(f"done{rank}", "")
     if rank == 0:  # its process has the store
