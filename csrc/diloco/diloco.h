@@ -48,14 +48,15 @@ struct OuterProgress {
   std::vector<double> effective_ranks;                              // r'_t of all outer steps
 };
 
-// Where a loop is, for a thread that looks whether it waits for a late site. A site is late for an outer step if it has
-// begun fewer.
+// The progress of a loop, for a thread that checks whether the loop waits for a late site. A site is late for an outer
+// step if it has begun fewer.
 struct OuterPlace {
   std::atomic<int64_t> begun = 0;    // outer steps of this group, of all fragments
   std::atomic<int64_t> awaited = 0;  // the one whose average the loop waits for now; 0 while it waits for none
 };
 
-// A checkpoint, or the end of a group, where all sites meet: as many outer steps later, as long as it lives.
+// While it lives, the loop counts as kLater outer steps further: it is at a checkpoint, or at the end of a group, where
+// all sites meet.
 struct Meeting {
   static constexpr int64_t kLater = 1 << 20;
 

@@ -150,7 +150,7 @@ void DiLoCoX::quiesce() {
 void DiLoCoX::finish(bool sends) {
   try {
     for (FragmentSchedule& s : fragments_) {
-      if (!sends || options_.mode == OuterMode::sync) break;  // which sends nothing before it is waited for
+      if (!sends || options_.mode == OuterMode::sync) break;  // mode sync has no message under way here
       s.model.collect(s.number);
       outerStep(s, /*waits=*/true);
     }

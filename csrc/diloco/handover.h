@@ -29,12 +29,12 @@ class GroupHistory {
   bool formed = false;     // there is a group of this rank, or of another one of its site
   bool broke_off = false;  // the last group ended where an interval did: without the outer step of it
 
-  // The groups of this rank's stripes have ended; there are others; it takes part in them, since all have met there.
+  // Records how the groups of this rank's stripes ended; names those that follow; says that all ranks have met in them.
   void leave();
   void join(const std::vector<std::shared_ptr<OpQueue>>& groups);
   void takePart() { taken_part_ = true; }
 
-  // This rank has taken the others' state over: it knows no longer how its groups ended there.
+  // Drops the record, after this rank has taken the others' state over: its groups may have ended otherwise for them.
   void forget() { ended_.clear(); }
 
   // Whether what this rank has trained since its last outer step is in no average yet: of the messages that it had sent

@@ -18,9 +18,9 @@ inline double secondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What a site has trained.
+// An amount of training of a site.
 struct Trained {
-  double samples = 0, steps = 0;  // of the whole site; inner steps
+  double samples = 0, steps = 0;  // samples of the whole site; inner steps
 
   void operator+=(const Trained& more) { samples += more.samples, steps += more.steps; }
 };

@@ -19,8 +19,9 @@ class Compression {
  public:
   // For a contiguous tensor of that shape. `rank`: 0, or, if isLowRank holds for its matrix [size(0), the rest], the
   // rank of the factor, which starts from `seed`, the same on all ranks. `feedback`: the share of a residual that the
-  // next op adds (SparseLoCo's β, arXiv 2508.15706), in (0, 1]; 0: there is none. `eight_bits`: kept in 8 bits an
-  // element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8 bits cannot hold of it is lost.
+  // next op adds (SparseLoCo's β, arXiv 2508.15706), in (0, 1], or 0 for no residual. `eight_bits` keeps the
+  // residual in 8 bits an element (CodedResidual::kEightBits), as LoCo does (arXiv 2407.04480); the part of it that 8
+  // bits cannot hold is lost.
   // ValueError for a rank that does not fit.
   Compression(at::IntArrayRef shape, int64_t rank, double feedback, bool eight_bits, uint64_t seed);
 
