@@ -55,6 +55,15 @@ class TrainingResult:
         with torch.no_grad():
             return (self.model(x) - x[:, :8]).square().mean().item()
 
+    def ends_with(self, members):
+        """The outer parameters after some more outer steps, which end at the same step on all that have just formed a group."""
+        last = self.opt.steps + 20
+        while self.opt.steps < last:
+            self.steps(1)
+        outer = self.outer()
+        members.leave()
+        return outer
+
     def outer(self):
         self.opt.finish()
         return [p.detach().clone() for p in self.model.parameters()]

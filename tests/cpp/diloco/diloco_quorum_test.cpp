@@ -17,6 +17,13 @@ std::vector<at::Tensor> parametersOf(const Trainee& trainee) {
   return all;
 }
 
+std::vector<std::unique_ptr<Trainee>> some(int size) {
+  std::vector<std::unique_ptr<Trainee>> trainees;
+  for (int rank = 0; rank < size; ++rank)
+    trainees.push_back(std::make_unique<Trainee>(rank, kShapes));
+  return trainees;
+}
+
 // Two ranks go on without the third, which has trained for two steps since the last outer step, and let it in again.
 TEST(DiLoCoXQuorum, ALateSiteKeepsItsWork) {
   for (const int64_t fragments : {1, 2}) {
@@ -24,9 +31,7 @@ TEST(DiLoCoXQuorum, ALateSiteKeepsItsWork) {
     o.fragments = fragments;
     o.quorum = 2;
     Ranks all = group(3, 1), quorum = group(2, 2), again = group(3, 3);
-    std::vector<std::unique_ptr<Trainee>> trainees;
-    for (int rank = 0; rank < 3; ++rank)
-      trainees.push_back(std::make_unique<Trainee>(rank, kShapes));
+    const auto trainees = some(3);
     onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
       Trainee& trainee = *trainees[rank];
       trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -74,9 +79,7 @@ TEST(DiLoCoXQuorum, WorkInAnAverageCountsOnce) {
   DiLoCoXOptions o = options(4, OuterMode::proceed);
   o.quorum = 2;
   Ranks all = group(3, 1), again = group(3, 2);
-  std::vector<std::unique_ptr<Trainee>> trainees;
-  for (int rank = 0; rank < 3; ++rank)
-    trainees.push_back(std::make_unique<Trainee>(rank, kShapes));
+  const auto trainees = some(3);
   onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
     Trainee& trainee = *trainees[rank];
     trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -100,9 +103,7 @@ TEST(DiLoCoXQuorum, WhoTookOverAnswersForNobody) {
   DiLoCoXOptions o = options(4, OuterMode::proceed);
   o.quorum = 2;
   Ranks all = group(4, 1), two = group(2, 2), three = group(3, 3), again = group(4, 4);
-  std::vector<std::unique_ptr<Trainee>> trainees;
-  for (int rank = 0; rank < 4; ++rank)
-    trainees.push_back(std::make_unique<Trainee>(rank, kShapes));
+  const auto trainees = some(4);
   onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
     trainees[rank]->loop = std::make_unique<DiLoCoX>(trainees[rank]->parameters, queue, o);
     trainees[rank]->train(0, rank < 2 ? 8 : 7);  // at 8 the average of 4 is applied
@@ -135,6 +136,38 @@ TEST(DiLoCoXQuorum, TheEndAveragesWhatALostMessageHeld) {
     for (size_t i = 0; i < before.size(); ++i)
       EXPECT_FALSE(at::equal(trainee.outer()[i], before[i]));
   });
+}
+
+// A late rank's averaged buffers become the others', and a group that breaks off before it takes over costs no work.
+TEST(DiLoCoXQuorum, BuffersAreTheOthersAndAFailedReturnCostsNothing) {
+  DiLoCoXOptions o = options(4, OuterMode::sync);
+  o.quorum = 2;
+  Ranks all = group(3, 1), two = group(2, 2), broken = group(3, 3), again = group(3, 4);
+  const auto trainees = some(3);
+  std::vector<at::Tensor> variances;
+  for (int rank = 0; rank < 3; ++rank)
+    variances.push_back(at::full({5}, 1.0));
+  onRanks(all, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee& trainee = *trainees[rank];
+    std::vector<OuterParameter> buffers{{"variance", variances[rank]}};
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o, nullptr, std::move(buffers));
+    trainee.train(0, 6);
+  });
+  variances[2].fill_(0.3);
+  all.hub().kill(2);
+  onRanks(two, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    trainees[rank]->loop->regroup({queue});
+    variances[rank].fill_(0.1);
+    trainees[rank]->train(6, 10);
+  });
+  broken.hub().kill(0);
+  onRanks(broken, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    EXPECT_THROW(trainees[rank]->loop->regroup({queue}), PeerError);
+  });
+  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { trainees[rank]->loop->regroup({queue}); });
+  EXPECT_TRUE(at::allclose(variances[2], at::full({5}, 0.1)));
+  EXPECT_EQ(trainees[2]->loop->report().late_samples, 2);
+  EXPECT_EQ(trainees[2]->loop->report().dropped_samples, 0);
 }
 
 // c²/n of c samples in n steps: 4²/4 and 8²/4.

@@ -60,12 +60,7 @@ def test_fences_off_a_machine_that_wakes_up(r, port):
         assert time.monotonic() < deadline, members.formed
         trained.steps(1, pause_s=0.02)
     assert len(trained.lost) == 1, trained.lost
-    last = trained.opt.steps + 20  # the same on all: they have just formed their group
-    while trained.opt.steps < last:
-        trained.steps(1)
-    outer = trained.outer()
-    members.leave()
-    return outer
+    return trained.ends_with(members)
 
 
 @pytest.mark.on(2, timeout=DEADLINE_S)

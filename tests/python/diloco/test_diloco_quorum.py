@@ -56,12 +56,7 @@ def test_goes_on_without_a_late_machine(r, port, mode, how):
         assert trained.opt.report["late"] == []
         assert trained.opt.report["late_samples"] == 0
     assert trained.lost == []  # step() never raised
-    last = trained.opt.steps + 20  # the same on all: they have just formed their group
-    while trained.opt.steps < last:
-        trained.steps(1)
-    outer = trained.outer()
-    members.leave()
-    return outer
+    return trained.ends_with(members)
 
 
 @pytest.mark.on(3, alike=True, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})

@@ -1,11 +1,8 @@
 """`lowcomm store` and `lowcomm status`: the machines at a store, as another process sees them."""
 
-import signal
-import subprocess
-import sys
-
 import pytest
 import torch.distributed as dist
+from listening import listening
 
 import torch_lowcomm as lc
 from torch_lowcomm import cli
@@ -14,13 +11,8 @@ from torch_lowcomm import cli
 @pytest.fixture
 def address():
     """Of a store that the command keeps."""
-    command = [sys.executable, "-m", "torch_lowcomm", "store", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+    with listening("store") as at:
+        yield at
 
 
 def _rows(capsys, *arguments):

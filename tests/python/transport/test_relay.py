@@ -1,13 +1,13 @@
 """Ranks that nobody can dial: they dial others, and two of them meet at `python -m torch_lowcomm relay`."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from listening import listening
 from test_tcp import SECRET, needs_tls
 
 import torch_lowcomm as lc
@@ -18,13 +18,8 @@ ELEMENTS = 100_000
 
 @pytest.fixture
 def relay():
-    command = [sys.executable, "-m", "torch_lowcomm", "relay", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.terminate()
-        assert process.wait(timeout=20) == 0
+    with listening("relay") as at:
+        yield at
 
 
 @pytest.mark.parametrize(
