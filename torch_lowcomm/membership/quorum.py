@@ -76,7 +76,7 @@ class QuorumWatch:
         if self.late and self._beat is not None:
             self._store.set_behind(group.number, sorted(self.late))
         if len(group.machines) < self._quorum:
-            logger.warning("DiLoCoX: quorum=%d: got %s, who wait for all", self._quorum, ", ".join(group.machines))
+            logger.warning("DiLoCoX: quorum=%d: waiting for all of %s", self._quorum, ", ".join(group.machines))
 
     def stop(self) -> None:
         """Ends the thread, and its part in the signs of life."""
@@ -104,8 +104,8 @@ class QuorumWatch:
                 if ends:
                     self.late |= set(late) - {self._id}
                     group.abort()
-        except ConnectionError as error:  # which every method of the Membership raises from now on
-            logger.error("%s", error)
+        except Exception as error:  # whatever it is, it would be lost with this thread
+            logger.error("DiLoCoX: quorum: late machines are waited for from now on: %s", error)
 
     def _pace_s(self) -> float:
         pace_s = min(max(0.1, self.grace_s / 4), 1.0)
