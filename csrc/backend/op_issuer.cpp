@@ -88,6 +88,9 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
 WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
                          std::shared_ptr<OpBuffers> buffers) {
   const std::string name = op.name;
+  std::vector<const void*> written;
+  for (const at::Tensor& output : queue ? outputs : Tensors{})
+    written.push_back(output.storage().unsafeGetStorageImpl());
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
                                               EngineWork::Name{name, group_.name(), op.sequence, group_.sharedEngine()},
                                               std::move(inputs), std::move(outputs), group_.callbacks, queue);
@@ -118,16 +121,12 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
     if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
     group_.stats.moved(name, moved);
     if (buffers->ended) buffers->ended(error);
-    buffers->run = {};
-    buffers->device_codec.reset();
-    buffers->kept.clear();
-    buffers->copies_in.clear();
-    buffers->copies_out.clear();
-    buffers->packs.clear();
+    buffers->release();
     work->complete(asTorchError(error));
   };
-  const auto start = [this, op, name, work, job, done]() -> WorkPtr {
+  const auto start = [=, this]() -> WorkPtr {
     group_.stats.call(name, op.exact);
+    if (queue) loadAhead(buffers, written, *queue);
     group_.engine().submit(name, job, done, static_cast<uint32_t>(op.sequence));
     return work;
   };
@@ -141,6 +140,22 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
       [work, done](std::exception_ptr error) {
         if (!work->isCompleted()) done(error, {});
       });
+}
+
+void OpIssuer::loadAhead(const std::shared_ptr<OpBuffers>& op, const std::vector<const void*>& written,
+                         const DeviceQueue& queue) {
+  std::erase_if(queued_, [](const Queued& earlier) { return earlier.op.expired(); });
+  const bool now = !op->device_codec && std::none_of(queued_.begin(), queued_.end(), [&](const Queued& earlier) {
+    return op->copiesFrom(earlier.written);
+  });
+  queued_.push_back({op, written});
+  if (!now) return;
+  try {
+    op->load(
+        &loads_.try_emplace(queue.device().index(), queue.device(), DeviceQueue::Priority::ordinary).first->second);
+  } catch (const c10::Error&) {
+    // the op's start tries again, where its failure is the peers' business too
+  }
 }
 
 void OpIssuer::submitJob(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) {

@@ -63,11 +63,22 @@ class OpIssuer {
   void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
 
  private:
+  // Enqueues the op's copies from the device, which then run while the ops before are on the wire; those of what one of
+  // these may write are left to the op's start. They have a stream of their own: there they wait for what the caller's
+  // does before the op, for which the copies out of ops before must not wait.
+  void loadAhead(const std::shared_ptr<OpBuffers>& op, const std::vector<const void*>& written,
+                 const DeviceQueue& queue);
+
   Group& group_;
   InnerBackend& inner_;
   const CodecChooser& codecs_;
   Coalescing& blocks_;
-  std::map<c10::DeviceIndex, DeviceQueue> queues_;
+  std::map<c10::DeviceIndex, DeviceQueue> queues_, loads_;
+  struct Queued {
+    std::weak_ptr<OpBuffers> op;       // expired: it has ended
+    std::vector<const void*> written;  // storages
+  };
+  std::vector<Queued> queued_;  // ops of device tensors
 };
 
 }  // namespace lowcomm

@@ -1,5 +1,7 @@
 #include "tensor/op_buffers.h"
 
+#include <algorithm>
+
 namespace lowcomm {
 namespace {
 
@@ -102,8 +104,7 @@ void OpBuffers::load(DeviceQueue* queue) {
   if (!issued) return;
   at::NoGradGuard no_grad;
   queue->follow(issued);
-  issued.reset();
-  if (copies_in.empty() && packs.empty()) return;
+  if (copies_in.empty() && packs.empty()) return issued.reset();
   queue->run([&] {
     for (auto& [to, from] : copies_in)
       to.copy_(from, /*non_blocking=*/true);
@@ -115,11 +116,23 @@ void OpBuffers::load(DeviceQueue* queue) {
     }
   });
   landed = queue->mark();
+  issued.reset();  // what failed before is tried again
+}
+
+bool OpBuffers::copiesFrom(const std::vector<const void*>& storages) const {
+  const auto isOne = [&](const at::Tensor& tensor) {
+    const void* storage = tensor.storage().unsafeGetStorageImpl();
+    return std::find(storages.begin(), storages.end(), storage) != storages.end();
+  };
+  return std::any_of(copies_in.begin(), copies_in.end(), [&](const auto& copy) { return isOne(copy.second); }) ||
+         std::any_of(packs.begin(), packs.end(),
+                     [&](const Pack& pack) { return std::any_of(pack.parts.begin(), pack.parts.end(), isOne); });
 }
 
 void OpBuffers::start(DeviceQueue* queue) {
   load(queue);
   if (landed) DeviceQueue::block(landed);
+  landed.reset();
   at::NoGradGuard no_grad;
   for (size_t i = 0; !queue && i < copies_in.size(); ++i)
     copies_in[i].first.copy_(copies_in[i].second);
@@ -149,6 +162,15 @@ void OpBuffers::finish(DeviceQueue* queue) {
   } else {
     copy();
   }
+}
+
+void OpBuffers::release() {
+  try {
+    if (landed) DeviceQueue::block(landed);
+  } catch (const c10::Error&) {
+    // a device that has failed reads nothing any more
+  }
+  *this = {};
 }
 
 }  // namespace lowcomm

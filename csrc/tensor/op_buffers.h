@@ -53,8 +53,11 @@ struct OpBuffers {
   // and take one copy of all in either direction, not one a tensor.
   std::vector<void*> sourcesAndTargets(const std::vector<at::Tensor>& tensors, DeviceQueue* queue);
 
-  // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
+  // Enqueues what comes before the op on the queue's stream: a wait for the caller's, copies from the device. Once.
   void load(DeviceQueue* queue);
+
+  // Whether load() copies from one of these storages.
+  bool copiesFrom(const std::vector<const void*>& storages) const;
 
   // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
@@ -66,6 +69,10 @@ struct OpBuffers {
   // completed when it returns: after an op has ended no stream has to be waited for, and its tensors' memory may be
   // released.
   void finish(DeviceQueue* queue);
+
+  // Lets go of what the op held. Copies from the device that an op did not come to wait for have landed when it
+  // returns.
+  void release();
 
   std::vector<at::Tensor> kept;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from)

@@ -56,10 +56,10 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, streams[device.index()]);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
     // A pool belongs to the current device in CUDA: asking under another one would hand out a stream of the wrong one.
     if (device.index() != current) throw std::logic_error("expected the pool of the current device to be asked");
-    return c10::Stream(c10::Stream::UNSAFE, device, kPoolStream);
+    return c10::Stream(c10::Stream::UNSAFE, device, high_priority ? kPoolStream : kOrdinaryPoolStream);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());

@@ -94,23 +94,47 @@ TEST_F(DeviceOpTest, EndsWhenItsCopiesHaveLanded) {
   EXPECT_TRUE(work->wait(kNoTimeout));
   EXPECT_EQ(elementsOf(y), (std::vector<float>{1, 2, 3}));
   EXPECT_EQ(Told(told.begin(), told.begin() + 8),
-            (Told{"record e1 on 0:5", "block 0:7 on e1", "copy to host on 0:7", "record e2 on 0:7", "synchronize e2",
+            (Told{"record e1 on 0:5", "block 0:8 on e1", "copy to host on 0:8", "record e2 on 0:8", "synchronize e2",
                   "copy to device on 0:7", "record e3 on 0:7", "synchronize e3"}));
 }
 
-// Copies in wait for their caller's stream: before what the ops before have to copy out they would hold it up. And they
-// read what those ops wrote.
-TEST_F(DeviceOpTest, CopiesNothingInUntilTheOpsBeforeHaveEnded) {
+// The link is not idle while the next op's values cross to the host. On a stream of their own: they wait for what the
+// caller computes first, and what the ops before have to copy out does not.
+TEST_F(DeviceOpTest, CopiesInWhileTheOpsBeforeAreUnderWay) {
+  open();
+  const at::Tensor x = onDevice({1, 2}), y = onDevice({0, 0}), v = onDevice({3, 4}), w = onDevice({0, 0});
+  auto go = standStill();
+  auto first = gather(y, x), second = gather(w, v);
+  EXPECT_EQ(told, (Told{"record e1 on 0:5", "block 0:8 on e1", "copy to host on 0:8", "record e2 on 0:8",
+                        "record e3 on 0:5", "block 0:8 on e3", "copy to host on 0:8", "record e4 on 0:8"}));
+  go.set_value();
+  EXPECT_TRUE(second->wait(kNoTimeout));
+  EXPECT_EQ(elementsOf(y), (std::vector<float>{1, 2}));
+  EXPECT_EQ(elementsOf(w), (std::vector<float>{3, 4}));
+}
+
+TEST_F(DeviceOpTest, CopiesInWhatAnOpBeforeWritesWhenThatHasEnded) {
   open();
   const at::Tensor x = onDevice({1, 2}), y = onDevice({0, 0}), z = onDevice({0, 0});
   auto go = standStill();
-  auto first = gather(y, x), second = gather(z, y);
-  EXPECT_EQ(told, (Told{"record e1 on 0:5", "record e2 on 0:5"}));
+  auto first = gather(y, x), second = gather(z, y.view({2, 1}).view(2));
+  EXPECT_EQ(told, (Told{"record e1 on 0:5", "block 0:8 on e1", "copy to host on 0:8", "record e2 on 0:8",
+                        "record e3 on 0:5"}));
   go.set_value();
   EXPECT_TRUE(second->wait(kNoTimeout));
   EXPECT_EQ(elementsOf(z), (std::vector<float>{1, 2}));
-  const auto out = std::find(told.begin(), told.end(), "copy to device on 0:7");
-  EXPECT_EQ(std::count(told.begin(), out, "copy to host on 0:7"), 1);
+}
+
+// A tensor's memory is its owner's again when the op has ended: no copy may still read it.
+TEST_F(DeviceOpTest, FailsWhenItsCopiesHaveLanded) {
+  open();
+  auto go = standStill();
+  auto work = gather(onDevice({0}), onDevice({1}));
+  EXPECT_EQ(count("synchronize e2"), 0);
+  backend_->abort();
+  go.set_value();
+  EXPECT_ANY_THROW(work->wait(kNoTimeout));
+  EXPECT_EQ(count("synchronize e2"), 1);
 }
 
 // A thread whose device is 0 opens a context there: each rank of a host would, on the same GPU.
@@ -143,7 +167,7 @@ TEST_F(DeviceOpTest, SeveralTensorsTakeOneCopyInEitherDirection) {
   auto work = backend_->allReduceLowRank(tensors, c10d::ReduceOp(c10d::ReduceOp::SUM), codec, codec, states, {0, 2, 4},
                                          {0, 1, 2}, 0);
   EXPECT_TRUE(work->wait(kNoTimeout));
-  EXPECT_EQ(count("copy to host on 0:7"), 1);
+  EXPECT_EQ(count("copy to host on 0:8"), 1);
   EXPECT_EQ(count("copy to device on 0:7"), 1);
   EXPECT_EQ(elementsOf(tensors[0]), (std::vector<float>{1, 2}));
   EXPECT_EQ(elementsOf(tensors[1]), (std::vector<float>{3, 4, 5}));
@@ -192,7 +216,7 @@ TEST_F(DeviceOpTest, NcclGetsExactOpsAndMessages) {
     EXPECT_TRUE(work->wait(kNoTimeout));
     EXPECT_EQ(nccl_->got.back().data_ptr(), received[0].data_ptr());
   }
-  EXPECT_EQ(count("copy to host on 0:7"), 0);
+  EXPECT_EQ(count("copy to host on 0:8"), 0);
 }
 
 TEST_F(DeviceOpTest, NcclTrueNeedsIt) {
