@@ -145,9 +145,9 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
 void OpIssuer::loadAhead(const std::shared_ptr<OpBuffers>& op, const std::vector<const void*>& written,
                          const DeviceQueue& queue) {
   std::erase_if(queued_, [](const Queued& earlier) { return earlier.op.expired(); });
-  const bool now = !op->device_codec && std::none_of(queued_.begin(), queued_.end(), [&](const Queued& earlier) {
-    return op->copiesFrom(earlier.written);
-  });
+  const bool copies = !op->device_codec && !(op->copies_in.empty() && op->packs.empty());
+  const bool now = copies && std::none_of(queued_.begin(), queued_.end(),
+                                          [&](const Queued& earlier) { return op->copiesFrom(earlier.written); });
   queued_.push_back({op, written});
   if (!now) return;
   try {

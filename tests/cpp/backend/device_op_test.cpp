@@ -125,6 +125,23 @@ TEST_F(DeviceOpTest, CopiesInWhatAnOpBeforeWritesWhenThatHasEnded) {
   EXPECT_EQ(elementsOf(z), (std::vector<float>{1, 2}));
 }
 
+// What the caller enqueued before may still use the output: without copies in, no wait for these orders the copy out.
+TEST_F(DeviceOpTest, AnOutputAloneIsWrittenBehindTheCallersWork) {
+  open();
+  OpIssuer& issuer = backend_->parts().issuer;
+  const at::Tensor y = onDevice({0});
+  DeviceQueue* queue = issuer.queueOf("broadcast", y);
+  auto buffers = std::make_shared<OpBuffers>();
+  buffers->enter(queue);
+  auto* to = static_cast<float*>(buffers->target(y));
+  buffers->run = [to](OpContext&) { *to = 4; };
+  const OpIssuer::Op op{c10d::OpType::BROADCAST, "broadcast", ++backend_->parts().group.sequence, /*exact=*/true};
+  EXPECT_TRUE(issuer.submit(op, {y}, {y}, queue, buffers)->wait(kNoTimeout));
+  EXPECT_EQ(elementsOf(y), std::vector<float>{4});
+  EXPECT_EQ(Told(told.begin(), told.begin() + 5), (Told{"record e1 on 0:5", "block 0:7 on e1", "copy to device on 0:7",
+                                                        "record e2 on 0:7", "synchronize e2"}));
+}
+
 // A tensor's memory is its owner's again when the op has ended: no copy may still read it.
 TEST_F(DeviceOpTest, FailsWhenItsCopiesHaveLanded) {
   open();
