@@ -19,6 +19,16 @@ bool dense(const at::Tensor& tensor, const c10::Device& device) {
   return tensor.device() == device && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// Of the tensors' storages. An alias by DLPack has one of its own.
+std::vector<MemoryRange> rangesOf(const Tensors& tensors) {
+  std::vector<MemoryRange> ranges;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* begin = static_cast<const std::byte*>(tensor.storage().data());
+    ranges.emplace_back(begin, begin + tensor.storage().nbytes());
+  }
+  return ranges;
+}
+
 }  // namespace
 
 void expectNoCapture(const Group& group, const std::string& op, const at::Tensor& tensor) {
@@ -88,9 +98,7 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
 WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
                          std::shared_ptr<OpBuffers> buffers) {
   const std::string name = op.name;
-  std::vector<const void*> written;
-  for (const at::Tensor& output : queue ? outputs : Tensors{})
-    written.push_back(output.storage().unsafeGetStorageImpl());
+  const std::vector<MemoryRange> written = rangesOf(queue ? outputs : Tensors{});
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
                                               EngineWork::Name{name, group_.name(), op.sequence, group_.sharedEngine()},
                                               std::move(inputs), std::move(outputs), group_.callbacks, queue);
@@ -101,17 +109,15 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   Engine::Job job = [buffers, queue, state, copies, ranges](OpContext& context) {
     if (ranges) ranges->follow(context);
     if (queue) DeviceQueue::occupy(queue->device());
-    {
+    const auto copy = [&](void (OpBuffers::*part)(DeviceQueue*)) {
       std::optional<at::ThreadLocalStateGuard> restored;
       if (copies) restored.emplace(*state);
-      buffers->start(queue);
-    }
+      (buffers.get()->*part)(queue);
+    };
+    copy(&OpBuffers::start);
     buffers->run(context);
     context.whole = true;
-    if (copies) {
-      at::ThreadLocalStateGuard restored(*state);
-      buffers->finish(queue);
-    }
+    copy(&OpBuffers::finish);
     buffers->count(context.counters);
     buffers->device_codec.reset();
   };
@@ -126,7 +132,10 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   };
   const auto start = [=, this]() -> WorkPtr {
     group_.stats.call(name, op.exact);
-    if (queue) loadAhead(buffers, written, *queue);
+    if (queue) {
+      at::ThreadLocalStateGuard restored(*state);
+      loadAhead(buffers, written, *queue);
+    }
     group_.engine().submit(name, job, done, static_cast<uint32_t>(op.sequence));
     return work;
   };
@@ -142,19 +151,19 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
       });
 }
 
-void OpIssuer::loadAhead(const std::shared_ptr<OpBuffers>& op, const std::vector<const void*>& written,
+void OpIssuer::loadAhead(const std::shared_ptr<OpBuffers>& op, std::vector<MemoryRange> written,
                          const DeviceQueue& queue) {
   std::erase_if(queued_, [](const Queued& earlier) { return earlier.op.expired(); });
-  const bool copies = !op->device_codec && !(op->copies_in.empty() && op->packs.empty());
-  const bool now = copies && std::none_of(queued_.begin(), queued_.end(),
-                                          [&](const Queued& earlier) { return op->copiesFrom(earlier.written); });
-  queued_.push_back({op, written});
-  if (!now) return;
+  bool now = !op->device_codec && !op->reads().empty();
+  for (const auto& [begin, end] : rangesOf(op->reads()))
+    for (const Queued& earlier : queued_)
+      for (const auto& [other_begin, other_end] : earlier.written)
+        now = now && (end <= other_begin || other_end <= begin);
+  queued_.push_back({op, std::move(written)});
   try {
-    op->load(
-        &loads_.try_emplace(queue.device().index(), queue.device(), DeviceQueue::Priority::ordinary).first->second);
-  } catch (const c10::Error&) {
-    // the op's start tries again, where its failure is the peers' business too
+    if (now) op->load(&loads_.try_emplace(queue.device().index(), queue.device()).first->second);
+  } catch (...) {
+    op->failed = std::current_exception();  // start() throws it, where the peers are told
   }
 }
 

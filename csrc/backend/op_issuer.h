@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/coalescing.h"
@@ -13,6 +15,8 @@
 #include "wire/layout.h"
 
 namespace lowcomm {
+
+using MemoryRange = std::pair<const std::byte*, const std::byte*>;  // where it begins and ends
 
 // The properties of an op that decide whether its elements can stay on their device.
 struct StagingRequest {
@@ -63,21 +67,20 @@ class OpIssuer {
   void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
 
  private:
+  struct Queued {
+    std::weak_ptr<OpBuffers> op;  // expired: it has ended
+    std::vector<MemoryRange> written;
+  };
   // Enqueues the op's copies from the device, which then run while the ops before are on the wire; those of what one of
   // these may write are left to the op's start. They have a stream of their own: there they wait for what the caller's
   // does before the op, for which the copies out of ops before must not wait.
-  void loadAhead(const std::shared_ptr<OpBuffers>& op, const std::vector<const void*>& written,
-                 const DeviceQueue& queue);
+  void loadAhead(const std::shared_ptr<OpBuffers>& op, std::vector<MemoryRange> written, const DeviceQueue& queue);
 
   Group& group_;
   InnerBackend& inner_;
   const CodecChooser& codecs_;
   Coalescing& blocks_;
   std::map<c10::DeviceIndex, DeviceQueue> queues_, loads_;
-  struct Queued {
-    std::weak_ptr<OpBuffers> op;       // expired: it has ended
-    std::vector<const void*> written;  // storages
-  };
   std::vector<Queued> queued_;  // ops of device tensors
 };
 

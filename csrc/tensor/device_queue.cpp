@@ -15,9 +15,9 @@ namespace lowcomm {
 
 namespace {
 
-c10::Stream sideStream(c10::Device device, bool high_priority) {
+c10::Stream sideStream(c10::Device device) {
   c10::DeviceGuard guard(device);
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, high_priority);
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
 c10::Stream currentStream(c10::Device device) {
@@ -50,8 +50,7 @@ bool DeviceQueue::capturing(c10::Device device) {
   return captures(currentStream(device));
 }
 
-DeviceQueue::DeviceQueue(c10::Device device, Priority priority)
-    : device_(device), side_(sideStream(device, priority == Priority::high)) {}
+DeviceQueue::DeviceQueue(c10::Device device) : device_(device), side_(sideStream(device)) {}
 
 DeviceQueue::Mark DeviceQueue::reached() const {
   auto event = std::make_shared<c10::Event>(device_.type());

@@ -25,10 +25,8 @@ class DeviceQueue {
  public:
   using Mark = std::shared_ptr<c10::Event>;
 
-  enum class Priority { ordinary, high };
-
   // A side stream of the device's own pool. Throws c10::Error when there is no guard for the device's type.
-  explicit DeviceQueue(c10::Device device, Priority priority = Priority::high);
+  explicit DeviceQueue(c10::Device device);
 
   void enter() { follow(reached()); }
   Mark reached() const;

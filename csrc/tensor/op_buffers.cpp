@@ -1,6 +1,6 @@
 #include "tensor/op_buffers.h"
 
-#include <algorithm>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace lowcomm {
 namespace {
@@ -19,17 +19,14 @@ void OpBuffers::enter(DeviceQueue* queue, std::shared_ptr<DeviceCodec> given) {
 
 at::Tensor OpBuffers::readable(const at::Tensor& input, DeviceQueue* queue) {
   at::NoGradGuard no_grad;
-  at::Tensor host;
+  at::Tensor host = input;
   if (queue) {
     host = at::empty(input.sizes(), input.options().device(at::kCPU).pinned_memory(true));
     copies_in.emplace_back(host, input);
     to_host += host.nbytes();
-  } else {
-    host = input;
-    if (!plain(input)) {
-      host = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
-      copies_in.emplace_back(host, input);
-    }
+  } else if (!plain(input)) {
+    host = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
+    copies_in.emplace_back(host, input);
   }
   kept.push_back(host);
   return host;
@@ -104,7 +101,9 @@ void OpBuffers::load(DeviceQueue* queue) {
   if (!issued) return;
   at::NoGradGuard no_grad;
   queue->follow(issued);
-  if (copies_in.empty() && packs.empty()) return issued.reset();
+  issued.reset();
+  if (copies_in.empty() && packs.empty()) return;
+  reading = queue->stream();
   queue->run([&] {
     for (auto& [to, from] : copies_in)
       to.copy_(from, /*non_blocking=*/true);
@@ -116,23 +115,22 @@ void OpBuffers::load(DeviceQueue* queue) {
     }
   });
   landed = queue->mark();
-  issued.reset();  // what failed before is tried again
 }
 
-bool OpBuffers::copiesFrom(const std::vector<const void*>& storages) const {
-  const auto isOne = [&](const at::Tensor& tensor) {
-    const void* storage = tensor.storage().unsafeGetStorageImpl();
-    return std::find(storages.begin(), storages.end(), storage) != storages.end();
-  };
-  return std::any_of(copies_in.begin(), copies_in.end(), [&](const auto& copy) { return isOne(copy.second); }) ||
-         std::any_of(packs.begin(), packs.end(),
-                     [&](const Pack& pack) { return std::any_of(pack.parts.begin(), pack.parts.end(), isOne); });
+std::vector<at::Tensor> OpBuffers::reads() const {
+  std::vector<at::Tensor> all;
+  for (const auto& [to, from] : copies_in)
+    all.push_back(from);
+  for (const Pack& pack : packs)
+    all.insert(all.end(), pack.parts.begin(), pack.parts.end());
+  return all;
 }
 
 void OpBuffers::start(DeviceQueue* queue) {
+  if (failed) std::rethrow_exception(failed);
   load(queue);
   if (landed) DeviceQueue::block(landed);
-  landed.reset();
+  reading.reset();
   at::NoGradGuard no_grad;
   for (size_t i = 0; !queue && i < copies_in.size(); ++i)
     copies_in[i].first.copy_(copies_in[i].second);
@@ -156,20 +154,14 @@ void OpBuffers::finish(DeviceQueue* queue) {
       at::_foreach_copy_(pack.parts, from, /*non_blocking=*/true);
     }
   };
-  if (queue) {
-    queue->run(copy);
-    DeviceQueue::block(queue->mark());
-  } else {
-    copy();
-  }
+  if (!queue) return copy();
+  queue->run(copy);
+  DeviceQueue::block(queue->mark());
 }
 
 void OpBuffers::release() {
-  try {
-    if (landed) DeviceQueue::block(landed);
-  } catch (const c10::Error&) {
-    // a device that has failed reads nothing any more
-  }
+  for (const at::Tensor& tensor : reading ? reads() : std::vector<at::Tensor>())
+    c10::impl::VirtualGuardImpl(reading->device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), *reading);
   *this = {};
 }
 

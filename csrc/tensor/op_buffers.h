@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,8 @@ struct OpBuffers {
   // Enqueues what comes before the op on the queue's stream: a wait for the caller's, copies from the device. Once.
   void load(DeviceQueue* queue);
 
-  // Whether load() copies from one of these storages.
-  bool copiesFrom(const std::vector<const void*>& storages) const;
+  // The device's tensors that load() copies from.
+  std::vector<at::Tensor> reads() const;
 
   // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
@@ -70,8 +71,8 @@ struct OpBuffers {
   // released.
   void finish(DeviceQueue* queue);
 
-  // Lets go of what the op held. Copies from the device that an op did not come to wait for have landed when it
-  // returns.
+  // Lets go of what the op held. Memory that copies still read, of an op that did not come to wait for them, goes back
+  // to its allocator behind them.
   void release();
 
   std::vector<at::Tensor> kept;
@@ -82,7 +83,9 @@ struct OpBuffers {
   };
   std::vector<Pack> packs;
   DeviceQueue::Mark issued, landed;
-  uint64_t to_host = 0;  // bytes of values
+  std::optional<c10::Stream> reading;  // on which copies from the device are enqueued that were not waited for
+  std::exception_ptr failed;           // a load() ahead of start(), which throws it
+  uint64_t to_host = 0;                // bytes of values
 };
 
 }  // namespace lowcomm

@@ -24,10 +24,11 @@ bool capturing = false;
 
 namespace {
 
-std::mutex mutex;  // of `told`, `opened`, `events` and `new_streams`
+std::mutex mutex;  // of `told`, `opened`, `events` and streams
 std::set<c10::DeviceIndex> opened;
 uintptr_t events = 0;
 c10::StreamId new_streams = 0;
+std::array<c10::StreamId, kDevices> pool_streams{};
 
 std::string event(void* handle) {
   return "e" + std::to_string(reinterpret_cast<uintptr_t>(handle));
@@ -56,10 +57,11 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, streams[device.index()]);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     // A pool belongs to the current device in CUDA: asking under another one would hand out a stream of the wrong one.
     if (device.index() != current) throw std::logic_error("expected the pool of the current device to be asked");
-    return c10::Stream(c10::Stream::UNSAFE, device, high_priority ? kPoolStream : kOrdinaryPoolStream);
+    std::lock_guard<std::mutex> lock(mutex);
+    return c10::Stream(c10::Stream::UNSAFE, device, kPoolStream + pool_streams[device.index()]++);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());
@@ -112,7 +114,9 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     tell("synchronize " + event(handle));
     lateStreams().synchronize(handle);
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream& stream) const override {
+    tell("keep for " + named(stream));
+  }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
@@ -211,6 +215,7 @@ void reset() {
   streams = {5, 6};
   events = 0;
   new_streams = 0;
+  pool_streams = {};
   capturing = false;
 }
 

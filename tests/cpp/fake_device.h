@@ -17,8 +17,8 @@ namespace lowcomm::fake_device {
 // (late_streams.h), when somebody waits for it.
 inline constexpr c10::DeviceType kType = c10::DeviceType::CUDA;
 inline constexpr c10::DeviceIndex kDevices = 2;
-inline constexpr int kNever = 0xa5;  // each byte of memory that nothing was written to
-inline constexpr c10::StreamId kPoolStream = 7, kOrdinaryPoolStream = 8;  // of high priority, and not
+inline constexpr int kNever = 0xa5;                    // each byte of memory that nothing was written to
+inline constexpr c10::StreamId kPoolStream = 7;        // the first that the pool gives; the next are 8, 9 ...
 inline constexpr c10::StreamId kFirstNewStream = 100;  // torch.Stream(): 100, 101 ... in the order of their making
 
 // The orders that a device would have got: "record e1 on 0:5", "block 0:7 on e1", "synchronize e1", "run on 0:7",

@@ -55,9 +55,8 @@ def test_an_average_is_weighted_by_samples(pair, quad, ranks_a_site):
         for averaged, mean in notes:
             assert torch.allclose(averaged, mean, atol=1e-6)
         assert all(torch.equal(a, b) for a, b in zip(ended, found[0][3], strict=True))
-    fast, slow = found[0][1], found[ranks_a_site][1]
-    assert fast > slow, "a slow site makes fewer inner steps in the same time"
-    assert {steps for _, steps, *_ in found[:ranks_a_site]} == {fast}, "the ranks of a site end it at the same step"
+    for site in (found[:ranks_a_site], found[ranks_a_site:]):
+        assert len({steps for _, steps, *_ in site}) == 1, "the ranks of a site end it at the same step"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Pool:
         self.job = None
         self.folder.cleanup()
 
-    def close(self, timeout=20.0):
+    def close(self, timeout=120.0):
         """Ends the ranks, and checks that each ended cleanly."""
         if self.job is None:
             return

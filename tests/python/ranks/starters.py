@@ -117,7 +117,7 @@ class Zygote:
 
     def close(self):
         self.conn.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class Spawner:
