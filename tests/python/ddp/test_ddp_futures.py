@@ -57,4 +57,4 @@ def test_a_devices_streams_wait_for_every_part(r):
     for part in (first, second):
         assert f"block {stream} on {part}" in before, (part, before)
     future.wait()
-    assert fake_cuda.told()[-1] == f"block 0:5 on {mark}", fake_cuda.told()
+    assert f"block 0:5 on {mark}" in fake_cuda.told()[len(before) :], fake_cuda.told()
