@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs every test with threads, processes or sockets TIMES times (30) beside eight busy processes, and lists the failures:
-# hours. `make test-stress`, after `make test-cpp`; arguments are pytest's (a folder, say, in place of all).
+# a day and more on two cores, of which a turn is an hour. `make test-stress`, after `make test-cpp`; arguments are
+# pytest's (a folder, say, in place of all).
 cd "$(dirname "$0")/.." || exit 2
 times=${TIMES:-30}
 busy=""
@@ -11,7 +12,7 @@ done
 trap 'kill $busy 2>/dev/null' EXIT INT TERM
 log=$(mktemp)
 # Fuzz replays, counted instructions and simulated kernels are of one thread.
-test $# -gt 0 || ctest --test-dir build --repeat until-fail:"$times" --exclude-regex '^(fuzz|simulated)\.|Instructions' 2>&1 | tee -a "$log"
+test $# -gt 0 || ctest --test-dir build --parallel "$(($(nproc) + 1))" --repeat until-fail:"$times" --exclude-regex '^(fuzz|simulated)\.|Instructions' 2>&1 | tee -a "$log"
 for turn in $(seq "$times"); do
   echo "turn $turn of $times"
   .venv/bin/python -m pytest -q -rf -n "$(($(nproc) + 1))" --dist worksteal --ignore tests/python/codec --ignore tests/python/wire "$@" 2>&1 | tee -a "$log" | grep -E '^FAILED|passed|failed'
