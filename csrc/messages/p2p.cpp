@@ -196,7 +196,7 @@ void P2p::finish(P2pMessage& message) {
   });
   forget(message);
   group_.frames.trim();
-  if (!message.sends) group_.transport.acknowledge();
+  group_.transport.acknowledge();
   if (error) std::rethrow_exception(error);
 }
 

@@ -86,9 +86,9 @@ class Transport {
   // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.
   virtual std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) = 0;
 
-  // Before an op ends, and maybe the process with it: returns when the kernel has what peers are told of the messages
-  // that came, which end their sends. Does not wait where other messages are before it, nor long for a connection that
-  // is lost.
+  // Before an op ends, and maybe the process with it: returns when the kernel has the short messages that were sent,
+  // and what peers are told of those that came, which ends their sends. Does not wait where long messages are before
+  // it, nor long for a connection that is lost.
   virtual void acknowledge() {}
 
   // One a connection, by peer and lane; none where the transport has no connections.

@@ -33,10 +33,11 @@ std::optional<uint32_t> MessageStream::unclaimed(uint32_t first) {
 }
 
 void MessageStream::acknowledge(std::chrono::milliseconds patience) {
-  constexpr uint64_t kRecordsAlone = 16 * 1024;  // so few bytes hold no message's body, or a short one
+  constexpr uint64_t kAtOnce = 80 * 1024;  // the kernel has room for so much, but where the link is full
   std::unique_lock lock(mutex_);
-  if (receives_.reportedUpTo() > written_ + kRecordsAlone) return;
-  written_more_.wait_for(lock, patience, [&] { return failed_ || receives_.reportedUpTo() <= written_; });
+  const uint64_t end = out_.end() <= written_ + kAtOnce ? out_.end() : receives_.reportedUpTo();
+  if (end > written_ + kAtOnce) return;
+  written_more_.wait_for(lock, patience, [&] { return failed_ || end <= written_; });
 }
 
 void MessageStream::wrote(uint64_t end) {

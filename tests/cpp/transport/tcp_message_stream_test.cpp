@@ -82,7 +82,27 @@ TEST(TcpChannel, HoldsLittleThatHasNoReceive) {
   EXPECT_LE(pair.b.in(), kUnaskedBytes + 100 * kRecordHeaderBytes);
 }
 
-// An op ends, and maybe its process: what its peer waits for is written by then.
+// An op ends, and maybe its process: short messages are written by then, and what a peer is told of its own. A long one
+// would hold the op up.
+TEST(TcpChannel, AcknowledgesWhenShortMessagesAreWritten) {
+  Pair pair;
+  const Bytes data = message(1000, 1), large = message(kMessageBytes, 2);
+  const auto acknowledged = [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    pair.a.acknowledge(std::chrono::milliseconds(50));
+    return std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(50);
+  };
+  const auto first = pair.a.send(0, data);
+  EXPECT_FALSE(acknowledged());
+  {
+    const auto lock = pair.a.lock();
+    pair.a.wrote(pair.a.out().end());
+  }
+  EXPECT_TRUE(acknowledged());
+  const auto second = pair.a.send(1, large);
+  EXPECT_TRUE(acknowledged());
+}
+
 TEST(TcpChannel, AcknowledgesWhatHasCome) {
   constexpr std::chrono::hours kForEver{1};
   Pair pair;
