@@ -1,7 +1,6 @@
 #!/bin/sh
 # Runs every test with threads, processes or sockets TIMES times (30) beside eight busy processes, and lists the failures:
-# a day and more on two cores, of which a turn is an hour. `make test-stress`, after `make test-cpp`; arguments are
-# pytest's (a folder, say, in place of all).
+# hours. `make test-stress`, after `make test-cpp`; arguments are pytest's (a folder, say, in place of all).
 cd "$(dirname "$0")/.." || exit 2
 times=${TIMES:-30}
 busy=""
