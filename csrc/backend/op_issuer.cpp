@@ -19,7 +19,7 @@ bool dense(const at::Tensor& tensor, const c10::Device& device) {
   return tensor.device() == device && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Of the tensors' storages. An alias by DLPack has one of its own.
+// Where the tensors' storages begin and end. Tensors that share memory through DLPack have different storages.
 std::vector<MemoryRange> rangesOf(const Tensors& tensors) {
   std::vector<MemoryRange> ranges;
   for (const at::Tensor& tensor : tensors) {
@@ -154,8 +154,9 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
 void OpIssuer::loadAhead(const std::shared_ptr<OpBuffers>& op, std::vector<MemoryRange> written,
                          const DeviceQueue& queue) {
   std::erase_if(queued_, [](const Queued& earlier) { return earlier.op.expired(); });
-  bool now = !op->device_codec && !op->reads().empty();
-  for (const auto& [begin, end] : rangesOf(op->reads()))
+  const std::vector<MemoryRange> read = rangesOf(op->device_codec ? Tensors{} : op->reads());
+  bool now = !read.empty();
+  for (const auto& [begin, end] : read)
     for (const Queued& earlier : queued_)
       for (const auto& [other_begin, other_end] : earlier.written)
         now = now && (end <= other_begin || other_end <= begin);

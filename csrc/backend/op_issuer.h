@@ -71,9 +71,8 @@ class OpIssuer {
     std::weak_ptr<OpBuffers> op;  // expired: it has ended
     std::vector<MemoryRange> written;
   };
-  // Enqueues the op's copies from the device, which then run while the ops before are on the wire; those of what one of
-  // these may write are left to the op's start. They have a stream of their own: there they wait for what the caller's
-  // does before the op, for which the copies out of ops before must not wait.
+  // Enqueues the op's copies from the device, unless an earlier op that has not ended writes what they read. They wait
+  // for the caller's stream, on a stream of their own: earlier ops' copies to the device do not wait for it.
   void loadAhead(const std::shared_ptr<OpBuffers>& op, std::vector<MemoryRange> written, const DeviceQueue& queue);
 
   Group& group_;

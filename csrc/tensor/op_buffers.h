@@ -71,8 +71,8 @@ struct OpBuffers {
   // released.
   void finish(DeviceQueue* queue);
 
-  // Lets go of what the op held. Memory that copies still read, of an op that did not come to wait for them, goes back
-  // to its allocator behind them.
+  // Drops what the op held. If the op failed before it waited for its copies from the device, the allocator reuses the
+  // memory that they read only when they have ended.
   void release();
 
   std::vector<at::Tensor> kept;
